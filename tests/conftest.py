@@ -1,0 +1,23 @@
+"""Shared fixtures: where other people's checkpoints are, and one thread for repeatable timing."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def find_shared() -> Path | None:
+    """The folder with the released checkpoints: `$POLYCERT_SHARED`, or `shared` beside the project."""
+    given = os.environ.get("POLYCERT_SHARED")
+    for candidate in [Path(given)] if given else [Path(__file__).parents[2] / "shared"]:
+        if (candidate / "zoo" / "index.json").is_file():
+            return candidate
+    return None
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    folder = find_shared()
+    if folder is None:
+        pytest.skip("the released checkpoints are not here (set POLYCERT_SHARED)")
+    return folder
