@@ -1,0 +1,340 @@
+"""`certify`, `bounds`, `envelope`: the public questions, with their checks, batches and rigour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polycert.envelope import Envelope, better, classes_of, envelopes
+from polycert.errors import PolycertError
+from polycert.forms import Dense, Form, Identity
+from polycert.graph import Graph, Network, capture
+from polycert.memory import batch_size_for
+from polycert.methods import LOWER, UPPER, get_method, get_relaxations, start
+from polycert.records import Certificates
+from polycert.rounding import Rounding
+from polycert.rules import Affine
+from polycert.sets import Array, Ball, Region
+
+Progress = Callable[[int, int], None]  # samples done, samples in all
+
+
+class Bounds(NamedTuple):
+    """Elementwise bounds of outputs, or of rows of them, over each sample's set."""
+
+    lower: Tensor
+    upper: Tensor
+
+
+class Inputs(NamedTuple):
+    """Checked arguments of a public call."""
+
+    net: Network
+    x: Tensor
+    label: Tensor
+
+
+def as_network(net: Network | nn.Module, x: Tensor) -> Network:
+    """A network as it is, or a module captured for the shape of its inputs."""
+    return net if isinstance(net, Network) else capture(net, tuple(x.shape[1:]))
+
+
+def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
+    """Inputs as a tensor of the network's type, or a clear error."""
+    given = torch.as_tensor(x)
+    if given.dim() < 2 or given.shape[0] == 0:
+        raise PolycertError(f"inputs need a batch axis and at least one sample, got shape {tuple(given.shape)}")
+    network = as_network(net, given)
+    if tuple(given.shape[1:]) != network.input_shape:
+        raise PolycertError(
+            f"inputs have samples of shape {tuple(given.shape[1:])} but the network takes {network.input_shape}"
+        )
+    given = given.to(network.dtype)
+    if not bool(torch.isfinite(given).all()):
+        raise PolycertError("inputs contain NaN or infinite values: clean them first")
+    return network, given
+
+
+def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:
+    """Labels `[batch]`, or the model's own predictions."""
+    if y is None:
+        return prediction
+    label = torch.as_tensor(y, device=prediction.device)
+    if label.shape != prediction.shape or label.is_floating_point():
+        raise PolycertError(f"labels must be {len(prediction)} integers, got {label.dtype} of shape {tuple(label.shape)}")
+    if bool(((label < 0) | (label >= classes)).any()):
+        raise PolycertError(f"labels must be in 0 … {classes - 1}, got {int(label.min())} … {int(label.max())}")
+    return label.long()
+
+
+def check_finite(graph: Graph, values: Tensor) -> None:
+    """Weights that are not finite show in the output."""
+    if not bool(torch.isfinite(values).all()):
+        raise PolycertError(
+            "the network's output is not finite for these inputs: its weights contain NaN or infinite values, or overflow"
+        )
+
+
+def _predict(graph: Graph, x: Tensor, batch: int) -> Tensor:
+    outputs = torch.cat([graph.forward(part) for part in x.split(batch)])
+    check_finite(graph, outputs)
+    return outputs
+
+
+class Verdict(NamedTuple):
+    """The result of one batch by one envelope, all `[batch]`."""
+
+    radius: Tensor  # float64
+    certified: Tensor
+    margin: Tensor  # float64
+    nearest: Tensor
+    unsettled: Tensor  # rounding alone stands between the sample and its certificate
+
+
+def judge(env: Envelope) -> Verdict:
+    """Margins over the ball, then distances, only for the rows that the ball does not settle."""
+    margins = env.margins()
+    open_rows = ~(margins > 0)
+    eps = env.region.eps
+    distance = torch.where(open_rows, torch.zeros_like(margins), torch.inf).double()
+    samples, rows = open_rows.nonzero(as_tuple=True)
+    if len(samples):
+        found = env.select(samples, rows).distances().squeeze(1).double().nan_to_num(nan=0.0)
+        distance = distance.index_put((samples, rows), found)
+    nearest_distance, by_distance = distance.min(1)
+    certified = nearest_distance > eps
+    margin, by_margin = margins.min(1)
+    row = torch.where(certified, by_margin, by_distance)
+    slack = torch.zeros_like(margins) if env.slack is None else env.slack
+    unsettled = ~certified & (margins + 2 * slack > 0).all(1)
+    nearest = env.classes.gather(1, row[:, None]).squeeze(1)
+    return Verdict(torch.minimum(nearest_distance, eps), certified, margin.double(), nearest, unsettled)
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Decides batches: in the network's own type, and once more in float64 where rounding alone is in the way."""
+
+    net: Network
+    method: str
+    relaxation: str
+    rigorous: bool
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The network as it is."""
+        return self.net.bind()
+
+    @cached_property
+    def double(self) -> Graph:
+        """The same in float64."""
+        return self.net.bind(torch.float64)
+
+    def rounding(self, graph: Graph) -> Rounding | None:
+        """The error model of a rigorous run, or None."""
+        return Rounding(graph.dtype, 4 * len(graph.nodes) + 16) if self.rigorous else None
+
+    def envelope(self, graph: Graph, region: Region, label: Tensor) -> Envelope:
+        """The best envelope that the relaxations give."""
+        found = envelopes(graph, region, label, self.method, self.relaxation, self.rounding(graph))
+        return reduce(better, found)
+
+    @cached_property
+    def _first(self) -> Graph:
+        """Where a rigorous run starts: the own type unless its products are not full precision or its sums too long."""
+        full = torch.get_float32_matmul_precision() == "highest"
+        rounding = Rounding(self.graph.dtype, 4 * len(self.graph.nodes) + 16)
+        usable = full and rounding.usable(longest_sum(self.graph))
+        return self.graph if usable or not self.rigorous else self.double
+
+    def decide(self, region: Region, label: Tensor) -> tuple[Verdict, Tensor]:
+        """The verdict of each sample, and whether it was decided in float64."""
+        with torch.no_grad(), plain_products():
+            first = self._first
+            verdict = judge(self.envelope(first, region.to(first.dtype), label))
+            in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
+            again = verdict.unsettled.nonzero().squeeze(1)
+            if not self.rigorous or first.dtype == torch.float64 or len(again) == 0:
+                return verdict, in_double
+            second = judge(self.envelope(self.double, region[again].to(torch.float64), label[again]))
+            merged = (a.index_put((again,), b) for a, b in zip(verdict, second, strict=True))
+            return Verdict(*merged), in_double.index_fill(0, again, True)
+
+
+@contextmanager
+def plain_products() -> Iterator[None]:
+    """Convolutions as plain sums of products: fast transforms round differently from the error model."""
+    with torch.backends.nnpack.flags(enabled=False):  # type: ignore[no-untyped-call]
+        yield
+
+
+def longest_sum(graph: Graph) -> int:
+    """The most terms in any sum of a pass over the graph."""
+    sizes = [int(np.prod(node.shape)) for node in graph.nodes]
+    terms = [max(op.terms) for op in graph.linear.values() if isinstance(op, Affine)]
+    return max([*sizes, *terms, 1])
+
+
+def certify(
+    net: Network | nn.Module,
+    x: Array,
+    y: Array | None,
+    ball: Ball,
+    *,
+    method: str = "crown",
+    relaxation: str = "parallel",
+    rigorous: bool = True,
+    batch_size: int | None = None,
+    memory: int | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Certificates:
+    """Prove, for each sample, how far it may move inside the ball and the box without losing its label (PEC).
+
+    Args:
+        net: from `capture` or `load`, or a module.
+        x: inputs `[n, *input_shape]`; y: labels `[n]`, or None for the model's own predictions.
+        ball: the set around each sample.
+        method: `ibp`, `forward`, `crown`, `crown-ibp`.
+        relaxation: `parallel` (the paper's), `adaptive` (CROWN), `best` of both for each sample and class.
+        rigorous: cover every rounding error, so that a certificate is a proof about the real-valued network with
+            the stored weights; False is the fast mode.
+        batch_size: samples at a time; memory: bytes that a batch may take, if no batch size is given.
+        seed: accepted for symmetry; nothing here is random.
+        progress: called with (samples done, samples in all).
+
+    Example:
+        >>> net = torch.nn.Linear(2, 2)
+        >>> certs = certify(net, torch.rand(3, 2), None, Ball(eps=0.01))
+        >>> len(certs)
+        3
+    """
+    get_method(method), get_relaxations(relaxation, method)
+    network, inputs = as_inputs(net, x)
+    region = ball.at(inputs)
+    judge_ = Judge(network, method, relaxation, rigorous)
+    classes = classes_of(judge_.graph)
+    batch = batch_size or batch_size_for(judge_.graph, memory)
+    with torch.no_grad():
+        prediction = _predict(judge_.graph, inputs, batch).argmax(1)
+    label = as_labels(y, prediction, classes)
+    parts = []
+    for begin in range(0, len(inputs), batch):
+        part = slice(begin, begin + batch)
+        parts.append(_certify_part(judge_, region[part], label[part], prediction[part], begin))
+        if progress is not None:
+            progress(min(begin + batch, len(inputs)), len(inputs))
+    return Certificates.join(parts)
+
+
+def _certify_part(judge_: Judge, region: Region, label: Tensor, prediction: Tensor, begin: int) -> Certificates:
+    clock = time.perf_counter()
+    verdict, in_double = judge_.decide(region, label)
+    # A sample that the model itself gets wrong (or ties on) has radius 0; a certificate already excludes that.
+    wrong = (prediction != label) & ~verdict.certified
+    radius = torch.where(wrong, torch.zeros_like(verdict.radius), verdict.radius)
+    seconds = (time.perf_counter() - clock) / len(label)
+    own = str(judge_.graph.dtype).removeprefix("torch.")
+    return Certificates(
+        index=torch.arange(begin, begin + len(label), device=label.device),
+        label=label,
+        prediction=prediction,
+        margin=verdict.margin,
+        certified=verdict.certified,
+        radius=radius,
+        nearest=verdict.nearest,
+        eps=region.eps,
+        seconds=torch.full_like(radius, seconds),
+        dtype=tuple("float64" if flag else own for flag in in_double.tolist()),
+        norm=region.norm,
+        method=judge_.method,
+        relaxation=judge_.relaxation,
+        rigorous=judge_.rigorous,
+    )
+
+
+def envelope(
+    net: Network | nn.Module,
+    x: Array,
+    y: Array | None,
+    ball: Ball,
+    *,
+    method: str = "crown",
+    relaxation: str = "parallel",
+    rigorous: bool = False,
+) -> Envelope:
+    """The polyhedral envelope of each sample: `.slope` (U), `.offset`, `.distances(signed=False)`.
+
+    Differentiable in the network's parameters. Arguments as in `certify`; the whole batch at once.
+    """
+    network, inputs = as_inputs(net, x)
+    judge_ = Judge(network, method, relaxation, rigorous)
+    graph = network.trainable() if torch.is_grad_enabled() else judge_.graph
+    with torch.no_grad():
+        prediction = graph.forward(inputs).argmax(1)
+    label = as_labels(y, prediction, classes_of(graph))
+    return judge_.envelope(graph, ball.at(inputs), label)
+
+
+def bounds(
+    net: Network | nn.Module,
+    x: Array,
+    ball: Ball,
+    *,
+    spec: Array | None = None,
+    method: str = "crown",
+    relaxation: str = "parallel",
+    rigorous: bool = False,
+) -> Bounds:
+    """Bounds of the network's outputs over each sample's set, or of rows `spec` of them.
+
+    Args:
+        spec: None for the outputs themselves, or coefficients `[rows, outputs]` or `[n, rows, outputs]`.
+
+    The other arguments are those of `certify`. Differentiable in the network's parameters.
+    """
+    network, inputs = as_inputs(net, x)
+    if network.softmax:
+        raise PolycertError("the network ends in a softmax, which was dropped: bound a model that returns logits")
+    graph = network.trainable() if torch.is_grad_enabled() else network.bind()
+    region = ball.at(inputs)
+    rounding = Rounding(graph.dtype, 4 * len(graph.nodes) + 16) if rigorous else None
+    run = start(graph, region, method, relaxation, rounding)
+    form, shape = _spec_form(graph, spec)
+    final = get_method(method).final
+    lower = torch.stack([_value(region, b, rounding, 0) for b in final(run, form, LOWER)]).amax(0)
+    upper = torch.stack([_value(region, b, rounding, 1) for b in final(run, form, UPPER)]).amin(0)
+    return Bounds(lower.reshape(-1, *shape), upper.reshape(-1, *shape))
+
+
+def _value(region: Region, bound: tuple[Form, Tensor, Tensor | None], rounding: Rounding | None, side: int) -> Tensor:
+    form, offset, _ = bound
+    return region.extremes(form, rounding, joint=True)[side] + offset
+
+
+def _spec_form(graph: Graph, spec: Array | None) -> tuple[Form, tuple[int, ...]]:
+    like = torch.empty(0, dtype=graph.dtype, device=graph.device)
+    if spec is None:
+        return Identity(graph.output_shape, like), graph.output_shape
+    rows = torch.as_tensor(spec, dtype=graph.dtype, device=graph.device)
+    if rows.dim() == 1 + len(graph.output_shape):
+        rows = rows.unsqueeze(0)
+    if tuple(rows.shape[2:]) != graph.output_shape:
+        raise PolycertError(
+            f"spec must have rows of shape {graph.output_shape}, the network's output, got {tuple(rows.shape[2:])}"
+        )
+    return Dense(rows), (rows.shape[1],)
+
+
+def shrink(ball: Ball, index: slice) -> Ball:
+    """The ball of some samples, where eps is given per sample."""
+    eps = torch.as_tensor(ball.eps)
+    return replace(ball, eps=eps[index]) if eps.dim() else ball

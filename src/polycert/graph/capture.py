@@ -1,0 +1,255 @@
+"""`nn.Module` to `Network`, by `torch.export`: parameters stay the module's own, so training goes through."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from polycert.errors import PolycertError
+from polycert.forms import Shape
+from polycert.graph.core import Graph, Node, prune
+from polycert.graph.network import Network
+from polycert.rules import RULES, Call, Op, Value
+
+# The batch while tracing: neither 1 (which squeezes away) nor likely to be a size inside a network.
+TRACE_BATCH = 3
+SOFTMAX = ("aten.softmax.int", "aten.log_softmax.int", "aten._softmax.default", "aten._log_softmax.default")
+
+
+def capture(model: nn.Module, input_shape: Shape) -> Network:
+    """Turn a traceable module into a network that can be bounded.
+
+    Args:
+        model: any module that `torch.export` can trace, with one input and one output, in float32 or float64.
+            It is traced in evaluation mode and left as it was.
+        input_shape: shape of one sample, without the batch.
+
+    Raises:
+        PolycertError: if the module has an op without a rule (all of them are named), more than one input or
+            output, or if the captured graph does not reproduce the module on a random batch.
+
+    Example:
+        >>> net = capture(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)), (1, 2, 2))
+        >>> net.output_shape
+        (2,)
+    """
+    first = next(iter(model.parameters()), None)
+    dtype, device = (torch.float32, torch.device("cpu")) if first is None else (first.dtype, first.device)
+    if dtype not in (torch.float32, torch.float64):
+        raise PolycertError(f"models must be float32 or float64, got {dtype}: call model.float() first")
+    example = torch.rand(TRACE_BATCH, *input_shape, dtype=dtype, device=device, generator=_generator(device))
+    with _evaluating(model):
+        program = _export(model, example)
+        network = Captured.of(model, program, tuple(input_shape), dtype, device)
+        _self_check(model, network, example)
+    return network
+
+
+@dataclass(frozen=True, eq=False)
+class Captured(Network):
+    """A traced program and the module that owns its tensors."""
+
+    module: nn.Module
+    program: torch.export.ExportedProgram
+    input_shape: Shape
+    output_shape: Shape
+    calls: tuple[fx.Node, ...]
+    result: fx.Node
+    has_softmax: bool
+    default_dtype: torch.dtype
+    default_device: torch.device
+
+    @staticmethod
+    def of(
+        module: nn.Module,
+        program: torch.export.ExportedProgram,
+        input_shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Captured:
+        """Check the program's form and its ops, all at once."""
+        signature = program.graph_signature
+        if len(signature.user_inputs) != 1 or len(signature.user_outputs) != 1:
+            raise PolycertError(
+                f"a network needs one input and one output, this one has {len(signature.user_inputs)} and "
+                f"{len(signature.user_outputs)}: wrap it in a module that has"
+            )
+        nodes = list(program.graph.nodes)
+        result = _fx_output(nodes[-1])
+        has_softmax = str(result.target) in SOFTMAX
+        if has_softmax:
+            result = _fx_node(result.args[0])
+        calls = tuple(n for n in nodes if n.op == "call_function" and str(n.target) not in SOFTMAX)
+        variable = _variable(nodes, signature.user_inputs[0])
+        unknown = [n for n in calls if n.name in variable and str(n.target) not in RULES and n in _needed(result)]
+        if unknown:
+            listed = ", ".join(sorted({f"{n.target} (node '{n.name}')" for n in unknown}))
+            raise PolycertError(
+                f"no rule for {listed}: rewrite the model with supported ops "
+                f"({', '.join(sorted({name.split('.')[1].rstrip('_') for name in RULES}))}) or add a rule in polycert/rules"
+            )
+        network = Captured(
+            module, program, input_shape, _shape(result), calls, result, has_softmax, dtype, device
+        )
+        network.bind()
+        return network
+
+    @property
+    def softmax(self) -> bool:
+        """Whether a final softmax was dropped."""
+        return self.has_softmax
+
+    def bind(self, dtype: torch.dtype | None = None) -> Graph:
+        """Resolve every tensor anew, so that training, loading and moving the module are seen."""
+        first = next(iter(self.module.parameters()), None)
+        own = self.default_dtype if first is None else first.dtype
+        device = self.default_device if first is None else first.device
+        known: dict[str, Any] = dict(self._tensors(dtype or own, device))
+        nodes = [Node("input", None, (), self.input_shape)]
+        known[self.program.graph_signature.user_inputs[0]] = Value(0)
+        like = torch.empty(0, dtype=dtype or own, device=device)
+        needed = _needed(self.result)
+        problems: list[str] = []
+        for call in self.calls:
+            if call not in needed:
+                continue
+            args, kwargs = fx.node.map_arg((call.args, call.kwargs), lambda n: known[n.name])
+            sources = tuple(a.index for a in args if isinstance(a, Value))
+            if not sources:  # a constant: computed from the live tensors, so still differentiable
+                known[call.name] = call.target(*args, **kwargs)  # type: ignore[operator]
+                continue
+            try:
+                op = self._op(call, args, kwargs, tuple(nodes[i].shape for i in sources), like)
+            except (ValueError, TypeError) as error:
+                problems.append(f"{call.target} (node '{call.name}'): {error}")
+                op = None
+            known[call.name] = Value(len(nodes))
+            nodes.append(Node(call.name, op, sources, _shape(call)))
+        if problems:
+            raise PolycertError(f"cannot capture {'; '.join(problems)}")
+        return Graph(prune(nodes, known[self.result.name].index), dtype or own, device)
+
+    def _op(
+        self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor
+    ) -> Op:
+        batch = call.meta["val"].shape[0] if call.meta["val"].dim() else 0
+        if batch != TRACE_BATCH:
+            raise ValueError("the batch must stay the first axis, untouched")
+        target = str(call.target)
+        training = "batch_norm" in target and self._owner(call).training
+        return RULES[target](
+            Call(target, tuple(args), dict(kwargs), in_shapes, _shape(call), like, training=training)
+        )
+
+    def _owner(self, call: fx.Node) -> nn.Module:
+        """The module that holds a call's buffers."""
+        names = self.program.graph_signature.inputs_to_buffers
+        for argument in call.all_input_nodes:
+            if argument.name in names:
+                return self.module.get_submodule(names[argument.name].rpartition(".")[0])
+        return self.module
+
+    def _tensors(self, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """Placeholder name and tensor, for parameters, buffers and constants."""
+        signature = self.program.graph_signature
+        named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        for placeholder, name in named.items():
+            owner, _, attribute = name.rpartition(".")
+            yield placeholder, _as(getattr(self.module.get_submodule(owner), attribute), dtype, device)
+        for placeholder, name in signature.inputs_to_lifted_tensor_constants.items():
+            yield placeholder, _as(self.program.constants[name], dtype, device)
+
+
+def _as(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if not tensor.is_floating_point() or (tensor.dtype == dtype and tensor.device == device):
+        return tensor
+    return tensor.to(device=device, dtype=dtype)
+
+
+def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(model, (example,), strict=False)
+    except PolycertError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise PolycertError(
+            f"the model cannot be traced with samples of shape {tuple(example.shape[1:])}: {reason}"
+        ) from error
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the time of tracing; every submodule's own mode is put back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _self_check(model: nn.Module, network: Captured, example: Tensor) -> None:
+    """The graph must give what the module gives, on a batch of another size."""
+    batch = torch.cat([example, example.flip(0) * 0.5])
+    with torch.no_grad():
+        expected, got = model(batch), network(batch)
+    if network.has_softmax:
+        expected, got = expected.softmax(-1).argsort(-1), got.softmax(-1).argsort(-1)
+        if bool((expected != got).float().mean() > 0.01):
+            raise PolycertError("the captured graph does not order the classes as the model does; please report this")
+        return
+    scale = expected.abs().amax().clamp(min=1)
+    if expected.shape != got.shape or not bool(((expected - got).abs() <= 1e-4 * scale).all()):
+        raise PolycertError(
+            "the captured graph does not reproduce the model on a random batch; "
+            "does its forward depend on data, randomness or the batch?"
+        )
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(0)
+
+
+def _shape(node: fx.Node) -> Shape:
+    return tuple(int(n) for n in node.meta["val"].shape[1:])
+
+
+def _fx_node(value: Any) -> fx.Node:
+    if not isinstance(value, fx.Node):
+        raise PolycertError("the model's output does not depend on its input")
+    return value
+
+
+def _fx_output(node: fx.Node) -> fx.Node:
+    values = node.args[0]
+    return _fx_node(values[0] if isinstance(values, (tuple, list)) else values)
+
+
+def _needed(result: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [result]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def _variable(nodes: list[fx.Node], source: str) -> set[str]:
+    """Names of the nodes that depend on the input."""
+    found = {source}
+    for node in nodes:
+        if any(n.name in found for n in node.all_input_nodes):
+            found.add(node.name)
+    return found

@@ -1,0 +1,98 @@
+"""A network as a list of nodes in the order of computation; node 0 is the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from polycert.forms import Shape
+from polycert.rules import Activation, Linear, Op
+
+
+@dataclass(frozen=True)
+class Node:
+    """One op applied to earlier nodes; the input has no op."""
+
+    name: str
+    op: Op | None
+    inputs: tuple[int, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes with their tensors at one moment; the last node is the output (the logits)."""
+
+    nodes: tuple[Node, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def output(self) -> int:
+        """Index of the last node."""
+        return len(self.nodes) - 1
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of one sample."""
+        return self.nodes[0].shape
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of the output of one sample."""
+        return self.nodes[-1].shape
+
+    @cached_property
+    def activations(self) -> tuple[int, ...]:
+        """Indices of the activation nodes, in order."""
+        return tuple(k for k, node in enumerate(self.nodes) if isinstance(node.op, Activation))
+
+    @cached_property
+    def depends_on_activation(self) -> tuple[bool, ...]:
+        """For each node, whether an activation lies at or before it."""
+        found: list[bool] = []
+        for node in self.nodes:
+            found.append(isinstance(node.op, Activation) or any(found[i] for i in node.inputs))
+        return tuple(found)
+
+    @cached_property
+    def linear(self) -> dict[int, Linear]:
+        """The affine nodes."""
+        return {k: node.op for k, node in enumerate(self.nodes) if isinstance(node.op, Linear)}
+
+    def ancestors(self, target: int) -> list[int]:
+        """The nodes that `target` depends on, itself included, latest first."""
+        needed = {target}
+        for index in range(target, -1, -1):
+            if index in needed:
+                needed.update(self.nodes[index].inputs)
+        return sorted(needed, reverse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's output for `[batch, *input_shape]`."""
+        return self.values(x)[-1]
+
+    def values(self, x: Tensor) -> list[Tensor]:
+        """The value of every node."""
+        found = [x]
+        for node in self.nodes[1:]:
+            assert node.op is not None
+            found.append(node.op.forward(*(found[i] for i in node.inputs)))
+        return found
+
+
+def prune(nodes: Sequence[Node], output: int) -> tuple[Node, ...]:
+    """Only the nodes that the output depends on, renumbered."""
+    needed = {0, output}
+    for index in range(output, 0, -1):
+        if index in needed:
+            needed.update(nodes[index].inputs)
+    kept = sorted(needed)
+    place = {old: new for new, old in enumerate(kept)}
+    return tuple(
+        Node(nodes[k].name, nodes[k].op, tuple(place[i] for i in nodes[k].inputs), nodes[k].shape) for k in kept
+    )

@@ -1,0 +1,48 @@
+"""Two lines around an activation on an interval: a relaxation chooses the slopes, the activation the offsets.
+
+- `parallel`: both lines have the chord's slope (the paper's relaxation, Appendix A-A): one backward pass serves both sides.
+- `adaptive`: CROWN's slopes, the lower and the upper chosen apart.
+
+Any slope is sound, because the offset is the extreme value of `f(z) - slope z` (Eq. (8) and (13) of the paper).
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from polycert.rounding import Rounding
+from polycert.rules.base import Activation, Interval, Lines
+
+Relaxation = Callable[[Activation, Interval, Rounding | None], Lines]
+
+
+def parallel(activation: Activation, given: Interval, rounding: Rounding | None = None) -> Lines:
+    """One slope for both lines, analytic and differentiable."""
+    slope = activation.chord(given.lower, given.upper)
+    low, high = activation.extent(slope, given.lower, given.upper)
+    error = _error(activation, slope, given, rounding)
+    if error is not None:
+        low, high = low - error, high + error
+    return Lines(slope, low, slope, high)
+
+
+def adaptive(activation: Activation, given: Interval, rounding: Rounding | None = None) -> Lines:
+    """CROWN's slopes; for S-shaped functions found by a search that carries no gradient."""
+    low_slope, high_slope = activation.adaptive(given.lower, given.upper)
+    low = activation.extent(low_slope, given.lower, given.upper).lower
+    high = activation.extent(high_slope, given.lower, given.upper).upper
+    low_error = _error(activation, low_slope, given, rounding)
+    high_error = _error(activation, high_slope, given, rounding)
+    if low_error is not None and high_error is not None:
+        low, high = low - low_error, high + high_error
+    return Lines(low_slope, low, high_slope, high)
+
+
+def _error(activation: Activation, slope: Tensor, given: Interval, rounding: Rounding | None) -> Tensor | None:
+    """What rounding and the library's functions may take from an offset."""
+    if rounding is None:
+        return None
+    return rounding.library(activation.peak(given.lower, given.upper) + slope.abs() * given.magnitude)
+
+
+RELAXATIONS: dict[str, Relaxation] = {"parallel": parallel, "adaptive": adaptive}

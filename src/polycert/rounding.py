@@ -1,0 +1,65 @@
+"""A-priori rounding-error terms: what turns a computed bound into a proof about the real-valued network.
+
+The standard model of floating point: each operation is exact up to a factor `1 + delta`, `|delta| <= u`, plus an underflow
+below the smallest normal number. A sum of products of `n` terms, in whatever order, fused or not, is then wrong by at
+most `gamma(n) = n u / (1 - n u)` times the sum of the terms' sizes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Library functions (tanh, exp, atan, asinh, pow) are taken to be accurate to this many units in the last place.
+LIBRARY_ULPS = 8
+# Room for the rounding of the error terms themselves.
+SAFETY = 1.05
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Error terms of one floating-point type for passes over a graph of `depth` operations."""
+
+    dtype: torch.dtype
+    depth: int
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff u."""
+        return torch.finfo(self.dtype).eps / 2
+
+    @property
+    def tiny(self) -> float:
+        """An absolute allowance for underflow, far below anything that matters."""
+        return torch.finfo(self.dtype).tiny * 2**20
+
+    def gamma(self, terms: int) -> float:
+        """Relative error of a sum of `terms` products, with the pass's own additions on top."""
+        product = (terms + self.depth) * self.unit
+        return SAFETY * product / (1 - product)
+
+    def usable(self, terms: int) -> bool:
+        """Whether the terms are small against 1, so that `SAFETY` covers what they neglect."""
+        return (terms + self.depth) * self.unit < 0.01
+
+    def library(self, size: Tensor) -> Tensor:
+        """Error of one library call and a few operations on values of the given size."""
+        return size * (4 * LIBRARY_ULPS * self.unit) + self.tiny
+
+
+def outward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The next representable interval around `[lower, upper]`."""
+    inf = torch.tensor(torch.inf, dtype=lower.dtype, device=lower.device)
+    return torch.nextafter(lower, -inf), torch.nextafter(upper, inf)
+
+
+def round_down(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert to `dtype` without ever going up."""
+    converted = values.to(dtype)
+    inf = torch.tensor(torch.inf, dtype=dtype, device=values.device)
+    return torch.where(converted.to(values.dtype) > values, torch.nextafter(converted, -inf), converted)
+
+
+def round_up(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert to `dtype` without ever going down."""
+    return -round_down(-values, dtype)

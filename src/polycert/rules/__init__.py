@@ -1,0 +1,20 @@
+"""One rule per op: the only place that knows what an op does."""
+
+from polycert.rules import activation, affine, pooling, shape
+from polycert.rules.base import RULES, Activation, Affine, Call, Interval, Linear, Lines, Op, Value
+
+__all__ = [
+    "RULES",
+    "Activation",
+    "Affine",
+    "Call",
+    "Interval",
+    "Linear",
+    "Lines",
+    "Op",
+    "Value",
+    "activation",
+    "affine",
+    "pooling",
+    "shape",
+]

@@ -1,0 +1,430 @@
+"""Affine ops: linear, convolution, constant scale and shift (batch norm in evaluation), sums of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polycert.forms import Dense, Differences, Form, Identity, Patches, Shape
+from polycert.rounding import Rounding
+from polycert.rules.base import Affine, Call, Interval, Linear, Value, constant_rows, rule
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class MatMul(Affine):
+    """`x W^T + b` over the last axis."""
+
+    weight: Tensor  # [out, in]
+    offset: Tensor | None  # [out]
+    in_shape: Shape
+    out_shape: Shape
+
+    @property
+    def terms(self) -> tuple[int, int]:
+        """Forward over the inputs, backward over the outputs."""
+        return (self.weight.shape[1], self.weight.shape[0])
+
+    @cached_property
+    def bias(self) -> Tensor | None:  # type: ignore[override]
+        """One offset per output, the same along the other axes."""
+        return None if self.offset is None else self.offset.expand(1, *self.out_shape)
+
+    @cached_property
+    def _absolute_weight(self) -> Tensor:
+        return self.weight.abs()
+
+    def push(self, *columns: Tensor) -> Tensor:
+        """`x W^T`."""
+        return F.linear(columns[0], self.weight)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Fused with the offset."""
+        return F.linear(inputs[0], self.weight, self.offset)
+
+    def absolute(self, values: Tensor) -> Tensor:
+        """`x |W|^T`."""
+        return F.linear(values, self._absolute_weight)
+
+    def adjoint(self, rows: Tensor) -> Tensor:
+        """`a W`."""
+        return rows @ self.weight
+
+    def pull_identity(self, form: Identity) -> Form:
+        """The weights themselves, shared by all samples."""
+        return Dense(self.weight.unsqueeze(0)) if len(self.in_shape) == 1 else form.dense().pull(self)
+
+    def pull_differences(self, form: Differences) -> Form:
+        """Elision of the last layer: differences of rows of the weights."""
+        return Dense(self.weight[form.label].unsqueeze(1) - self.weight[form.others])
+
+
+@dataclass(frozen=True, eq=False)
+class Conv2d(Affine):
+    """A convolution of any stride, padding, dilation and number of groups."""
+
+    weight: Tensor  # [out, in / groups, kh, kw]
+    offset: Tensor | None
+    in_shape: Shape
+    out_shape: Shape
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+    @property
+    def terms(self) -> tuple[int, int]:
+        """Forward over the kernel, backward over the outputs that see a pixel."""
+        out, per_group, kh, kw = self.weight.shape
+        return (per_group * kh * kw, out // self.groups * kh * kw)
+
+    @cached_property
+    def bias(self) -> Tensor | None:  # type: ignore[override]
+        """One offset per channel."""
+        return None if self.offset is None else self.offset.reshape(1, -1, 1, 1).expand(1, *self.out_shape)
+
+    def _apply(self, values: Tensor, weight: Tensor, offset: Tensor | None = None) -> Tensor:
+        return F.conv2d(values, weight, offset, self.stride, self.padding, self.dilation, self.groups)
+
+    def push(self, *columns: Tensor) -> Tensor:
+        """The convolution without its offset."""
+        return self._apply(columns[0], self.weight)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The convolution."""
+        return self._apply(inputs[0], self.weight, self.offset)
+
+    def absolute(self, values: Tensor) -> Tensor:
+        """With absolute weights."""
+        return self._apply(values, self._absolute_weight)
+
+    @cached_property
+    def _absolute_weight(self) -> Tensor:
+        return self.weight.abs()
+
+    def adjoint(self, rows: Tensor) -> Tensor:
+        """The transposed convolution, back to the input's exact size."""
+        kernel = self.weight.shape[2:]
+        extra = [
+            self.in_shape[k + 1]
+            - ((self.out_shape[k + 1] - 1) * self.stride[k] - 2 * self.padding[k])
+            - (self.dilation[k] * (kernel[k] - 1) + 1)
+            for k in (0, 1)
+        ]
+        # What the stride leaves over can exceed the stride itself: then those pixels have no weight at all.
+        inside = [min(e, max(s, d) - 1) for e, s, d in zip(extra, self.stride, self.dilation, strict=True)]
+        out = F.conv_transpose2d(
+            rows, self.weight, None, self.stride, self.padding, inside, self.groups, self.dilation
+        )
+        return F.pad(out, (0, extra[1] - inside[1], 0, extra[0] - inside[0]))
+
+    def pull_identity(self, form: Identity) -> Form:
+        """The kernel as a window on the output's grid, shared by all positions and samples."""
+        return Patches(
+            self.kernel[None, None],
+            self.in_shape,
+            (self.out_shape[1], self.out_shape[2]),
+            self.stride,
+            self.padding,
+            masked=self.padding == (0, 0),
+        )
+
+    def pull_patches(self, form: Patches) -> Form:
+        """A window of windows is a window: one product with the kernel's own small matrix."""
+        reach = [(w - 1) * s + k for w, s, k in zip(form.window, self.stride, self.kernel.shape[2:], strict=True)]
+        if reach[0] > self.in_shape[1] and reach[1] > self.in_shape[2]:
+            return form.dense().pull(self)  # the window would be larger than the image
+        masked = form.mask()
+        matrix = self._window_matrix(masked.window)
+        coef = masked.coefficients() @ matrix.flatten(1)
+        (sh, sw), (ph, pw) = self.stride, self.padding
+        start = (form.start[0] * sh + ph, form.start[1] * sw + pw)
+        return Patches(
+            coef.unflatten(3, matrix.shape[1:]),
+            self.in_shape,
+            form.grid,
+            (form.stride[0] * sh, form.stride[1] * sw),
+            start,
+            masked=start == (0, 0),
+        )
+
+    @cached_property
+    def kernel(self) -> Tensor:
+        """The weights with groups and dilation written out: `[out, in, kh, kw]`."""
+        weight = self.weight
+        if self.groups > 1:
+            out, per_group = weight.shape[:2]
+            owner = torch.arange(out, device=weight.device) // (out // self.groups)
+            member = torch.arange(self.in_shape[0], device=weight.device) // per_group
+            tiled = weight.repeat(1, self.groups, 1, 1)
+            weight = tiled * (owner[:, None] == member[None, :]).to(weight.dtype)[..., None, None]
+        if self.dilation != (1, 1):
+            kh, kw = ((d * (k - 1) + 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True))
+            wide = weight.new_zeros(*weight.shape[:2], kh, kw)
+            wide[:, :, :: self.dilation[0], :: self.dilation[1]] = weight
+            weight = wide
+        return weight
+
+    def _window_matrix(self, window: Pair) -> Tensor:
+        """Row k: what entry k of a window of the output weighs in the input: `[C' kh kw, C, KH, KW]`."""
+        channels = self.out_shape[0]
+        size = channels * window[0] * window[1]
+        eye = torch.eye(size, dtype=self.weight.dtype, device=self.weight.device)
+        return F.conv_transpose2d(eye.reshape(size, channels, *window), self.kernel, stride=self.stride)
+
+
+@dataclass(frozen=True, eq=False)
+class Elementwise(Affine):
+    """`factor x + shift` with constants: scale, shift, normalisation, batch norm in evaluation."""
+
+    factor: Tensor | None  # [1, *shape]
+    shift: Tensor | None  # [1, *shape]
+    in_shape: Shape
+    training: bool = False  # a batch norm whose module is in training mode
+    shift_magnitude: Tensor | None = None  # of the numbers that the shift was computed from
+    stored_weights: bool = False
+
+    @property
+    def out_shape(self) -> Shape:  # type: ignore[override]
+        """As the input's."""
+        return self.in_shape
+
+    @property
+    def terms(self) -> tuple[int, int]:
+        """One product."""
+        return (0, 0) if self.factor is None else (1, 1)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The shift."""
+        return self.shift
+
+    @property
+    def bias_magnitude(self) -> Tensor | None:
+        """A cancelled shift remembers the size of its parts."""
+        return super().bias_magnitude if self.shift_magnitude is None else self.shift_magnitude
+
+    def push(self, *columns: Tensor) -> Tensor:
+        """Times the factor."""
+        return columns[0] if self.factor is None else columns[0] * self.factor
+
+    def absolute(self, values: Tensor) -> Tensor:
+        """Times the factor's size."""
+        return values if self.factor is None else values * self.factor.abs()
+
+    def adjoint(self, rows: Tensor) -> Tensor:
+        """A diagonal is its own transpose."""
+        return self.push(rows)
+
+    def pull(self, form: Form) -> list[Form]:
+        """Forms know how to scale themselves."""
+        return [form if self.factor is None else form.scale(self.factor)]
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Linear):
+    """A sum or difference of two nodes of one shape: residual connections."""
+
+    out_shape: Shape
+    signs: tuple[int, int]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """None."""
+        return None
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The sum."""
+        return inputs[0] + inputs[1] if self.signs[1] > 0 else inputs[0] - inputs[1]
+
+    def push(self, *columns: Tensor) -> Tensor:
+        """As for values."""
+        return self.forward(*columns)
+
+    def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
+        """Ends add; a difference swaps the second interval."""
+        first, second = inputs
+        if self.signs[1] < 0:
+            second = Interval(-second.upper, -second.lower)
+        total = Interval(first.lower + second.lower, first.upper + second.upper)
+        if rounding is None:
+            return total
+        error = rounding.gamma(1) * (first.magnitude + second.magnitude) + rounding.tiny
+        return Interval(total.lower - error, total.upper + error)
+
+    def magnitude(self, *inputs: Tensor) -> Tensor:
+        """Sizes add."""
+        return inputs[0] + inputs[1]
+
+    def widen(self, *radii: Tensor) -> Tensor:
+        """Sizes add."""
+        return radii[0] + radii[1]
+
+    @property
+    def forward_terms(self) -> int:
+        """One addition."""
+        return 2
+
+    def pull(self, form: Form) -> list[Form]:
+        """The same form for both, with the sign."""
+        return [form if sign > 0 else form.negative() for sign in self.signs]
+
+    def pull_error(self, form: Form, magnitudes: Sequence[Tensor], rounding: Rounding) -> Tensor | None:
+        """Nothing is rounded."""
+        return None
+
+
+@rule("aten.linear.default")
+def _linear(call: Call) -> MatMul:
+    return MatMul(call.get(1, "weight"), call.get(2, "bias"), call.in_shapes[0], call.out_shape)
+
+
+@rule("aten.matmul.default", "aten.mm.default")
+def _matmul(call: Call) -> MatMul:
+    x, weight = call.args[:2]
+    if not isinstance(x, Value) or not isinstance(weight, Tensor) or weight.dim() != 2:
+        raise ValueError("only a product with a constant matrix on the right is affine")
+    return MatMul(weight.T, None, call.in_shapes[0], call.out_shape)
+
+
+@rule("aten.addmm.default")
+def _addmm(call: Call) -> MatMul:
+    bias, x, weight = call.args[:3]
+    if not isinstance(x, Value) or not isinstance(weight, Tensor) or not isinstance(bias, Tensor):
+        raise ValueError("only a product with a constant matrix on the right is affine")
+    return MatMul(weight.T, bias, call.in_shapes[0], call.out_shape)
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    if isinstance(value, int):
+        return (value, value)
+    return (value[0], value[-1])
+
+
+@rule("aten.conv2d.default", "aten.conv2d.padding", "aten.convolution.default")
+def _conv2d(call: Call) -> Affine:
+    weight = call.get(1, "weight")
+    if weight.dim() != 4 or call.get(6, "transposed", False) is True:
+        raise ValueError("only two-dimensional convolutions, not transposed, are supported")
+    stride, dilation = _pair(call.get(3, "stride", 1)), _pair(call.get(5, "dilation", 1))
+    padding = call.get(4, "padding", 0)
+    if isinstance(padding, str):
+        padding = _same_padding(padding, weight, dilation)
+    groups = call.args[8] if call.target == "aten.convolution.default" else call.get(6, "groups", 1)
+    return Conv2d(
+        weight,
+        call.get(2, "bias"),
+        call.in_shapes[0],
+        call.out_shape,
+        stride,
+        _pair(padding),
+        dilation,
+        int(groups),
+    )
+
+
+def _same_padding(name: str, weight: Tensor, dilation: Pair) -> Pair:
+    if name == "valid":
+        return (0, 0)
+    total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    if any(t % 2 for t in total):
+        raise ValueError("padding='same' with an even kernel is one-sided; pad the input instead")
+    return (total[0] // 2, total[1] // 2)
+
+
+@rule("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default")
+def _batch_norm(call: Call) -> Elementwise:
+    weight, bias, mean, variance = call.args[1:5]
+    eps = call.args[7] if call.target == "aten.batch_norm.default" else call.args[6]
+    factor = torch.rsqrt(variance + eps) if weight is None else weight * torch.rsqrt(variance + eps)
+    shift = -mean * factor if bias is None else bias - mean * factor
+    parts = (mean * factor).abs() if bias is None else bias.abs() + (mean * factor).abs()
+    shape = call.in_shapes[0]
+
+    def per_channel(values: Tensor) -> Tensor:
+        return values.reshape(1, -1, *(1,) * (len(shape) - 1)).expand(1, *shape)
+
+    return Elementwise(
+        per_channel(factor),
+        per_channel(shift),
+        shape,
+        training=call.training,
+        shift_magnitude=2 * per_channel(parts).detach(),
+    )
+
+
+def _two_operands(call: Call) -> tuple[Any, Any]:
+    first, second = call.args[:2]
+    return first, second
+
+
+@rule("aten.add.Tensor", "aten.add_.Tensor", "aten.add.Scalar")
+def _add(call: Call) -> Linear:
+    first, second = _two_operands(call)
+    if call.get(2, "alpha", 1) != 1:
+        raise ValueError("add with alpha is not supported; multiply first")
+    if isinstance(first, Value) and isinstance(second, Value):
+        return _sum(call, 1)
+    constant = second if isinstance(first, Value) else first
+    return Elementwise(None, constant_rows(constant, call.out_shape, call.like), _same_shape(call))
+
+
+@rule("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar")
+def _sub(call: Call) -> Linear:
+    first, second = _two_operands(call)
+    if call.get(2, "alpha", 1) != 1:
+        raise ValueError("sub with alpha is not supported; multiply first")
+    if call.target == "aten.rsub.Scalar":
+        first, second = second, first
+    if isinstance(first, Value) and isinstance(second, Value):
+        return _sum(call, -1)
+    shape = _same_shape(call)
+    if isinstance(first, Value):
+        return Elementwise(None, -constant_rows(second, shape, call.like), shape)
+    shift = constant_rows(first, shape, call.like)
+    return Elementwise(-torch.ones_like(shift), shift, shape)
+
+
+@rule("aten.mul.Tensor", "aten.mul.Scalar", "aten.mul_.Tensor")
+def _mul(call: Call) -> Elementwise:
+    first, second = _two_operands(call)
+    if isinstance(first, Value) and isinstance(second, Value):
+        raise ValueError("a product of two nodes is not affine")
+    constant = second if isinstance(first, Value) else first
+    shape = _same_shape(call)
+    return Elementwise(constant_rows(constant, shape, call.like), None, shape)
+
+
+@rule("aten.div.Tensor", "aten.div.Scalar", "aten.div_.Tensor")
+def _div(call: Call) -> Elementwise:
+    first, second = _two_operands(call)
+    if not isinstance(first, Value) or isinstance(second, Value):
+        raise ValueError("only division by a constant is affine")
+    shape = _same_shape(call)
+    return Elementwise(1 / constant_rows(second, shape, call.like), None, shape)
+
+
+@rule("aten.neg.default")
+def _neg(call: Call) -> Elementwise:
+    shape = call.in_shapes[0]
+    return Elementwise(constant_rows(-1.0, shape, call.like), None, shape)
+
+
+def _sum(call: Call, sign: int) -> Add:
+    if len(set(call.in_shapes)) > 1:
+        raise ValueError("a sum of nodes of different shapes is not supported; expand the smaller one")
+    return Add(call.out_shape, (1, sign))
+
+
+def _same_shape(call: Call) -> Shape:
+    if call.in_shapes[0] != call.out_shape:
+        raise ValueError("a constant operand that enlarges the node is not supported")
+    return call.out_shape
+

@@ -1,0 +1,241 @@
+"""What an op must know: its value, its interval, and how linear forms pass through it backward and forward."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polycert.forms import Differences, Form, Identity, Patches, Shape
+from polycert.rounding import Rounding
+
+
+class Interval(NamedTuple):
+    """Elementwise bounds of a node's value, each `[batch, *shape]`."""
+
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def magnitude(self) -> Tensor:
+        """The largest absolute value inside."""
+        return torch.maximum(self.lower.abs(), self.upper.abs())
+
+
+class Op(ABC):
+    """One operation of a graph; `out_shape` is without the batch."""
+
+    out_shape: Shape
+
+    @abstractmethod
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The value, `[batch, *out_shape]`."""
+
+    @abstractmethod
+    def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
+        """Bounds of the value from bounds of the inputs."""
+
+    @abstractmethod
+    def magnitude(self, *inputs: Tensor) -> Tensor:
+        """An upper bound of the value's size from upper bounds of the inputs' sizes, up to rounding."""
+
+
+class Linear(Op):
+    """An op that is affine in all its inputs together."""
+
+    @abstractmethod
+    def pull(self, form: Form) -> list[Form]:
+        """A form over the output as forms over the inputs, without the bias."""
+
+    @abstractmethod
+    def push(self, *columns: Tensor) -> Tensor:
+        """The linear part applied to `[n, *shape]` of each input."""
+
+    @abstractmethod
+    def widen(self, *radii: Tensor) -> Tensor:
+        """The linear part with absolute coefficients: how far the output moves if the inputs move this far."""
+
+    @property
+    @abstractmethod
+    def forward_terms(self) -> int:
+        """The most terms in a sum of the linear part."""
+
+    @property
+    @abstractmethod
+    def bias(self) -> Tensor | None:
+        """The constant part `[1, *out_shape]`, if any."""
+
+    @property
+    def bias_magnitude(self) -> Tensor | None:
+        """Size of the bias and of what it was computed from."""
+        return None if self.bias is None else self.bias.abs()
+
+    @abstractmethod
+    def pull_error(self, form: Form, magnitudes: Sequence[Tensor], rounding: Rounding) -> Tensor | None:
+        """Per unit of |coefficient|, the rounding error of `pull` weighed by the inputs' sizes; None if exact."""
+
+
+class Affine(Linear):
+    """An affine op with one input; subclasses give the linear part, its adjoint and its absolute value."""
+
+    in_shape: Shape
+    stored_weights: bool = True  # its coefficients are stored numbers, not results of arithmetic
+
+    @property
+    @abstractmethod
+    def terms(self) -> tuple[int, int]:
+        """The most terms in a sum of the linear part, and of its adjoint; 1 if it only multiplies, 0 if exact."""
+
+    @abstractmethod
+    def adjoint(self, rows: Tensor) -> Tensor:
+        """`[n, *out_shape]` to `[n, *in_shape]` by the transposed linear part."""
+
+    @abstractmethod
+    def absolute(self, values: Tensor) -> Tensor:
+        """The linear part with absolute coefficients, `[n, *in_shape]` to `[n, *out_shape]`."""
+
+    @property
+    def forward_terms(self) -> int:
+        """See `terms`."""
+        return self.terms[0]
+
+    def widen(self, *radii: Tensor) -> Tensor:
+        """See `absolute`."""
+        return self.absolute(radii[0])
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The linear part plus the bias."""
+        value = self.push(inputs[0])
+        return value if self.bias is None else value + self.bias
+
+    def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
+        """Centre and radius: `W c + b -+ |W| r`."""
+        (given,) = inputs
+        centre, radius = (given.lower + given.upper) / 2, (given.upper - given.lower) / 2
+        middle, spread = self.forward(centre), self.absolute(radius)
+        if rounding is not None:
+            spread = spread + 3 * rounding.gamma(self.terms[0]) * self.magnitude(given.magnitude) + rounding.tiny
+        return Interval(middle - spread, middle + spread)
+
+    def magnitude(self, *inputs: Tensor) -> Tensor:
+        """`|W| m + |b|`."""
+        value = self.absolute(inputs[0])
+        return value if self.bias_magnitude is None else value + self.bias_magnitude
+
+    def pull(self, form: Form) -> list[Form]:
+        """By whatever structure the form and the op share."""
+        return [form.pull(self)]
+
+    def pull_error(self, form: Form, magnitudes: Sequence[Tensor], rounding: Rounding) -> Tensor | None:
+        """`gamma |W| m`: the adjoint's sums are wrong by `gamma |a| |W|` at most."""
+        if self.terms[1] == 0 or (form.exact and self.stored_weights):
+            return None
+        return rounding.gamma(self.terms[1]) * self.absolute(magnitudes[0])
+
+    def pull_identity(self, form: Identity) -> Form:
+        """Written out unless the op knows better."""
+        return form.dense().pull(self)
+
+    def pull_patches(self, form: Patches) -> Form:
+        """Written out unless the op knows better."""
+        return form.dense().pull(self)
+
+    def pull_differences(self, form: Differences) -> Form:
+        """Written out unless the op knows better."""
+        return form.dense().pull(self)
+
+
+class Lines(NamedTuple):
+    """`lower_slope z + lower_offset <= f(z) <= upper_slope z + upper_offset` on the unit's interval."""
+
+    lower_slope: Tensor
+    lower_offset: Tensor
+    upper_slope: Tensor
+    upper_offset: Tensor
+
+    @property
+    def shared(self) -> bool:
+        """Whether both lines have one slope (the paper's relaxation)."""
+        return self.lower_slope is self.upper_slope
+
+
+class Activation(Op):
+    """A function applied to each entry. Relaxations choose slopes; `extent` makes any slope sound."""
+
+    out_shape: Shape
+    piecewise_linear: bool = False
+
+    @abstractmethod
+    def chord(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Slope of the line through both ends of the interval; finite gradients when they meet."""
+
+    @abstractmethod
+    def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """CROWN's slopes of the lower and the upper line."""
+
+    @abstractmethod
+    def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+        """Smallest and largest value of `f(z) - slope z` on the interval."""
+
+    @abstractmethod
+    def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """An upper bound of |f| on the interval."""
+
+    def magnitude(self, *inputs: Tensor) -> Tensor:
+        """From the symmetric interval."""
+        return self.peak(-inputs[0], inputs[0])
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call in a traced program, with its tensors resolved: what a rule's builder sees."""
+
+    target: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    in_shapes: tuple[Shape, ...]  # of the arguments that are nodes, without the batch
+    out_shape: Shape
+    like: Tensor  # carries the type and device of the weights
+    training: bool = False  # the module that made the call is in training mode
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument by position or name."""
+        if position < len(self.args):
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+
+class Value:
+    """Stands for a node of the graph among a call's arguments."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+Builder = Callable[[Call], Op]
+RULES: dict[str, Builder] = {}
+
+
+def rule(*targets: str) -> Callable[[Builder], Builder]:
+    """Register the builder of an op for the names that `torch.export` gives it."""
+
+    def register(builder: Builder) -> Builder:
+        for target in targets:
+            RULES[target] = builder
+        return builder
+
+    return register
+
+
+def constant_rows(value: Tensor | float, shape: Shape, like: Tensor) -> Tensor:
+    """A constant operand broadcast to `[1, *shape]`."""
+    tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=like.dtype, device=like.device)
+    if tensor.dim() > len(shape) + 1 or (tensor.dim() == len(shape) + 1 and tensor.shape[0] != 1):
+        raise ValueError(f"a constant of shape {tuple(tensor.shape)} does not fit samples of shape {shape}")
+    if tensor.dim() <= len(shape):
+        tensor = tensor.expand(shape).unsqueeze(0)
+    return tensor.expand(1, *shape)

@@ -1,0 +1,252 @@
+"""What the input may do: an l_p ball of radius eps around a sample, inside a box."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polycert.errors import PolycertError
+from polycert.forms import Form
+from polycert.geometry import dual_norm, largest_drop
+from polycert.rounding import Rounding, outward, round_down, round_up
+from polycert.rules.base import Interval
+
+Array = Tensor | np.ndarray
+Extremes = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Ball:
+    """A specification: `||x' - x||_norm <= eps` and `low <= x' <= high`.
+
+    Args:
+        norm: p of the l_p norm, in [1, inf].
+        eps: radius, one number or one per sample, >= 0.
+        low, high: the box, each None, a number, or an array of the shape of one sample.
+        minimum: how a linear form is bounded over the ball and the box when p < inf. "joint" takes both at once
+            (exact); "either" takes the better of the ball alone and the box alone, the paper's convention for
+            intermediate layers, faster and looser. Margins and distances are joint in both.
+
+    Example:
+        >>> Ball(norm=2, eps=0.3, low=0.0, high=1.0).at(torch.zeros(1, 2)).box.upper[0, 0] >= 0.3
+        tensor(True)
+    """
+
+    norm: float = math.inf
+    eps: float | Array = 0.0
+    low: float | Array | None = None
+    high: float | Array | None = None
+    minimum: Literal["joint", "either"] = field(default="joint", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.norm >= 1:
+            raise PolycertError(f"norm must be at least 1 (inf for the maximum norm), got {self.norm}")
+        eps = torch.as_tensor(self.eps)
+        if not bool((eps >= 0).all()) or not bool(torch.isfinite(eps).all()) or eps.dim() > 1:
+            raise PolycertError(f"eps must be a finite number >= 0, or one per sample, got {self.eps}")
+        if self.minimum not in ("joint", "either"):
+            raise PolycertError(f"minimum must be 'joint' or 'either', got {self.minimum!r}")
+        for name, value in (("low", self.low), ("high", self.high)):
+            if value is not None and bool(torch.as_tensor(value).isnan().any()):
+                raise PolycertError(f"{name} must not be NaN")
+        if self.low is not None and self.high is not None:
+            low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
+            if not bool((low <= high).all()):
+                raise PolycertError("low must not be above high")
+
+    def at(self, x: Tensor) -> Region:
+        """The set around each sample of a batch `[batch, *shape]`."""
+        eps = torch.as_tensor(self.eps, dtype=torch.float64, device=x.device)
+        if eps.dim() and eps.shape != x.shape[:1]:
+            raise PolycertError(f"eps has {eps.shape[0]} values for {x.shape[0]} samples: give one per sample")
+        shape = tuple(x.shape[1:])
+        region = Region(
+            x.detach(), self.norm, eps.expand(len(x)), _side(self.low, shape, x, round_down), _side(self.high, shape, x, round_up), self.minimum
+        )
+        region.check_inside()
+        return region
+
+    def with_eps(self, eps: float | Array) -> Ball:
+        """The same set with another radius."""
+        return replace(self, eps=eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A ball at a batch: what methods, distances and attacks work with. Constants, without gradients."""
+
+    x: Tensor  # [batch, *shape]
+    norm: float
+    eps: Tensor  # [batch], float64
+    low: Tensor | None  # [1, *shape]
+    high: Tensor | None
+    minimum: str
+
+    def check_inside(self) -> None:
+        """Samples must lie in the box: a radius around a point outside it means nothing."""
+        below = self.low is not None and bool((self.x < self.low).any())
+        if below or (self.high is not None and bool((self.x > self.high).any())):
+            raise PolycertError("inputs lie outside the box [low, high]: scale them, or widen the box")
+
+    def __getitem__(self, index: Tensor | slice) -> Region:
+        """The same for some of the samples."""
+        return replace(self, x=self.x[index], eps=self.eps[index])
+
+    def to(self, dtype: torch.dtype) -> Region:
+        """The same set in another floating-point type; widening is exact."""
+        low = None if self.low is None else self.low.to(dtype)
+        high = None if self.high is None else self.high.to(dtype)
+        return replace(self, x=self.x.to(dtype), low=low, high=high)
+
+    @cached_property
+    def radius(self) -> Tensor:
+        """eps in the type of x, rounded up: `[batch]`."""
+        return round_up(self.eps, self.x.dtype)
+
+    @cached_property
+    def box(self) -> Interval:
+        """The smallest box around the set, rounded outward."""
+        eps = self.radius.reshape(-1, *(1,) * (self.x.dim() - 1))
+        lower, upper = outward(self.x - eps, self.x + eps)
+        lower, upper = (torch.where(eps > 0, end, self.x) for end in (lower, upper))
+        if self.low is not None:
+            lower = torch.maximum(lower, self.low)
+        if self.high is not None:
+            upper = torch.minimum(upper, self.high)
+        return Interval(lower, upper)
+
+    @cached_property
+    def _middle(self) -> tuple[Tensor, Tensor]:
+        """Centre and half-width of the box, the latter rounded up."""
+        return _centre(self.box)
+
+    @cached_property
+    def _outer(self) -> tuple[Tensor, Tensor]:
+        """Centre and half-width of the given box [low, high], infinite where it is open."""
+        low = self.x.new_full((1, *self.x.shape[1:]), -math.inf) if self.low is None else self.low
+        high = self.x.new_full((1, *self.x.shape[1:]), math.inf) if self.high is None else self.high
+        if bool((torch.isinf(low) | torch.isinf(high)).any()):
+            return torch.zeros_like(low), torch.full_like(low, math.inf)
+        return _centre(Interval(low, high))
+
+    @property
+    def magnitude(self) -> Tensor:
+        """The largest size of each coordinate: `[batch, *shape]`."""
+        return self.box.magnitude
+
+    def extremes(self, form: Form, rounding: Rounding | None = None, *, joint: bool = False) -> Extremes:
+        """Bounds of every row of a form over the set: two tensors `[batch, rows]`.
+
+        With `rounding`, what the radius loses is covered here; the caller covers the sums over the coordinates.
+        """
+        relative = 0.0 if rounding is None else rounding.gamma(form.length)
+        if math.isinf(self.norm):
+            centre, half = self._middle
+            return _around(form.dot(centre), form.abs_dot(half) * (1 + 2 * relative))
+        if joint or self.minimum == "joint":
+            return self._joint(form, relative)
+        at_x, drop = form.dot(self.x), self._ball_alone(form) * (1 + 2 * relative)
+        centre, half = self._outer
+        if bool(torch.isinf(half).any()):
+            return _around(at_x, drop)
+        ball = _around(at_x, drop)
+        box = _around(form.dot(centre), form.abs_dot(half) * (1 + 2 * relative))
+        return torch.maximum(ball[0], box[0]), torch.minimum(ball[1], box[1])
+
+    def _ball_alone(self, form: Form) -> Tensor:
+        norms = dual_norm(form.coefficients().abs(), self.norm)
+        if norms.dim() == 3:  # windows on a grid, perhaps shared by all positions
+            norms = norms.expand(-1, form.align(self.x[:1]).shape[1], -1)
+        return form.collect(norms) * self.radius[:, None]
+
+    def _joint(self, form: Form, relative: float) -> Extremes:
+        """The exact minimum and maximum over ball and box together."""
+        coef, at_x = form.coefficients(), form.dot(self.x)
+        weight = coef.abs()
+        eps = self.radius.reshape(-1, *(1,) * (weight.dim() - 2))
+        if self.low is None and self.high is None:
+            return _around(at_x, self._ball_alone(form) * (1 + 2 * relative))
+        below, above = (form.align(room) for room in self.rooms())
+        falling, rising = (
+            form.collect(largest_drop(weight, torch.where(up, above, below), eps, self.norm, relative))
+            for up in (coef < 0, coef > 0)
+        )
+        return at_x - falling, at_x + rising
+
+    def rooms(self) -> tuple[Tensor, Tensor]:
+        """How far each coordinate may go down and up inside the ball's own box: `[batch, *shape]` each, rounded up."""
+        down, up = self.x - self.box.lower, self.box.upper - self.x
+        return outward(down, down)[1].clamp(min=0), outward(up, up)[1].clamp(min=0)
+
+    def box_rooms(self) -> tuple[Tensor, Tensor] | None:
+        """The same inside the given box alone, or None without one; exact in float64 for float32 inputs."""
+        if self.low is None and self.high is None:
+            return None
+        down = torch.full_like(self.x, math.inf) if self.low is None else self.x - self.low
+        up = torch.full_like(self.x, math.inf) if self.high is None else self.high - self.x
+        return down, up
+
+    def project(self, points: Tensor) -> Tensor:
+        """Points `[batch, *shape]` brought into the set: clipped to the box and drawn towards x into the ball.
+
+        Drawing towards x keeps a point in the box, which is convex and holds x.
+        """
+        clipped = self.clip(points)
+        if math.isinf(self.norm):
+            return torch.maximum(torch.minimum(clipped, self.box.upper), self.box.lower)
+        delta = (clipped - self.x).flatten(1)
+        size = torch.linalg.vector_norm(delta, ord=self.norm, dim=1)
+        shrink = torch.where(size > self.radius, self.radius / size.clamp(min=1e-30), torch.ones_like(size))
+        return self.clip(self.x + (delta * shrink[:, None]).reshape(self.x.shape))
+
+    def clip(self, points: Tensor) -> Tensor:
+        """Points brought into the box alone."""
+        if self.low is not None:
+            points = torch.maximum(points, self.low)
+        return points if self.high is None else torch.minimum(points, self.high)
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Random points of the set, `[count, batch, *shape]`: half of them at its corners or surface."""
+        draws = []
+        for index in range(count):
+            noise = torch.rand(self.x.shape, generator=generator, dtype=self.x.dtype, device=self.x.device) * 2 - 1
+            noise = noise.sign() if index % 2 else noise
+            if index % 4 >= 2:  # few coordinates moved far: the corners of an l_1 ball
+                noise = noise * (torch.rand(self.x.shape, generator=generator, dtype=self.x.dtype) < 0.2)
+            size = torch.linalg.vector_norm(noise.flatten(1), ord=self.norm, dim=1).clamp(min=1e-30)
+            scale = (self.radius / size).reshape(-1, *(1,) * (self.x.dim() - 1))
+            draws.append(self.project(self.x + noise * scale))
+        return torch.stack(draws)
+
+
+Round = Callable[[Tensor, torch.dtype], Tensor]
+
+
+def _side(value: float | Array | None, shape: tuple[int, ...], like: Tensor, outwards: Round) -> Tensor | None:
+    """One side of the box as `[1, *shape]`, rounded outward to the type of the inputs."""
+    if value is None:
+        return None
+    side = outwards(torch.as_tensor(value, dtype=torch.float64, device=like.device), like.dtype)
+    try:
+        return side.expand(1, *shape)
+    except RuntimeError:
+        raise PolycertError(
+            f"the box has shape {tuple(side.shape)} but a sample has shape {shape}: give a number or one bound per feature"
+        ) from None
+
+
+def _centre(box: Interval) -> tuple[Tensor, Tensor]:
+    centre = (box.lower + box.upper) / 2
+    half = torch.maximum(box.upper - centre, centre - box.lower)
+    return centre, torch.where(half > 0, outward(half, half)[1], half)
+
+
+def _around(middle: Tensor, spread: Tensor) -> Extremes:
+    return middle - spread, middle + spread
