@@ -6,6 +6,7 @@ from polycert.envelope import Envelope
 from polycert.errors import PolycertError
 from polycert.graph import Graph, Network, capture
 from polycert.loading import load, save
+from polycert.radius import Radii, largest_radius
 from polycert.records import Certificates
 from polycert.sets import Ball
 
@@ -19,12 +20,14 @@ __all__ = [
     "Graph",
     "Network",
     "PolycertError",
+    "Radii",
     "__version__",
     "bounds",
     "capture",
     "certify",
     "data",
     "envelope",
+    "largest_radius",
     "load",
     "save",
 ]

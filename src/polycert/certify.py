@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import NamedTuple
 
@@ -32,14 +32,6 @@ class Bounds(NamedTuple):
 
     lower: Tensor
     upper: Tensor
-
-
-class Inputs(NamedTuple):
-    """Checked arguments of a public call."""
-
-    net: Network
-    x: Tensor
-    label: Tensor
 
 
 def as_network(net: Network | nn.Module, x: Tensor) -> Network:
@@ -96,19 +88,22 @@ class Verdict(NamedTuple):
     certified: Tensor
     margin: Tensor  # float64
     nearest: Tensor
+    distance: Tensor  # float64, to the envelope; infinite where it was not needed
     unsettled: Tensor  # rounding alone stands between the sample and its certificate
 
 
-def judge(env: Envelope) -> Verdict:
-    """Margins over the ball, then distances, only for the rows that the ball does not settle."""
+def judge(env: Envelope, *, every: bool = False) -> Verdict:
+    """Margins over the ball, then distances: of the rows that the ball does not settle, or of `every` row."""
     margins = env.margins()
     open_rows = ~(margins > 0)
     eps = env.region.eps
     distance = torch.where(open_rows, torch.zeros_like(margins), torch.inf).double()
     samples, rows = open_rows.nonzero(as_tuple=True)
-    if len(samples):
-        found = env.select(samples, rows).distances().squeeze(1).double().nan_to_num(nan=0.0)
-        distance = distance.index_put((samples, rows), found)
+    if every:
+        distance = env.distances().double().nan_to_num(nan=0.0, posinf=torch.inf)
+    elif len(samples):
+        found = env.select(samples, rows).distances().squeeze(1).double()
+        distance = distance.index_put((samples, rows), found.nan_to_num(nan=0.0, posinf=torch.inf))
     nearest_distance, by_distance = distance.min(1)
     certified = nearest_distance > eps
     margin, by_margin = margins.min(1)
@@ -116,7 +111,8 @@ def judge(env: Envelope) -> Verdict:
     slack = torch.zeros_like(margins) if env.slack is None else env.slack
     unsettled = ~certified & (margins + 2 * slack > 0).all(1)
     nearest = env.classes.gather(1, row[:, None]).squeeze(1)
-    return Verdict(torch.minimum(nearest_distance, eps), certified, margin.double(), nearest, unsettled)
+    radius = torch.minimum(nearest_distance, eps)
+    return Verdict(radius, certified, margin.double(), nearest, nearest_distance, unsettled)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,16 +151,17 @@ class Judge:
         usable = full and rounding.usable(longest_sum(self.graph))
         return self.graph if usable or not self.rigorous else self.double
 
-    def decide(self, region: Region, label: Tensor) -> tuple[Verdict, Tensor]:
-        """The verdict of each sample, and whether it was decided in float64."""
+    def decide(self, region: Region, label: Tensor, *, every: bool = False) -> tuple[Verdict, Tensor]:
+        """The verdict of each sample, and whether it was decided in float64; `every`: see `judge`."""
         with torch.no_grad(), plain_products():
             first = self._first
-            verdict = judge(self.envelope(first, region.to(first.dtype), label))
+            verdict = judge(self.envelope(first, region.to(first.dtype), label), every=every)
             in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
             again = verdict.unsettled.nonzero().squeeze(1)
             if not self.rigorous or first.dtype == torch.float64 or len(again) == 0:
                 return verdict, in_double
-            second = judge(self.envelope(self.double, region[again].to(torch.float64), label[again]))
+            double = self.envelope(self.double, region[again].to(torch.float64), label[again])
+            second = judge(double, every=every)
             merged = (a.index_put((again,), b) for a, b in zip(verdict, second, strict=True))
             return Verdict(*merged), in_double.index_fill(0, again, True)
 
@@ -332,9 +329,3 @@ def _spec_form(graph: Graph, spec: Array | None) -> tuple[Form, tuple[int, ...]]
             f"spec must have rows of shape {graph.output_shape}, the network's output, got {tuple(rows.shape[2:])}"
         )
     return Dense(rows), (rows.shape[1],)
-
-
-def shrink(ball: Ball, index: slice) -> Ball:
-    """The ball of some samples, where eps is given per sample."""
-    eps = torch.as_tensor(ball.eps)
-    return replace(ball, eps=eps[index]) if eps.dim() else ball

@@ -1,0 +1,275 @@
+"""The largest radius that a method can certify, by search over eps (Section IV-E and Algorithm 3 of the paper).
+
+At every tried eps, `min(eps, d(eps))` is certified, where d is the distance to the envelope built for eps. Only what was
+certified counts: the result is always the lower end of the bracket, itself the outcome of some evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from polycert.certify import Judge, Progress, Verdict, as_inputs, as_labels, check_finite
+from polycert.envelope import classes_of
+from polycert.errors import PolycertError
+from polycert.graph import Network
+from polycert.memory import batch_size_for
+from polycert.methods import get_method, get_relaxations
+from polycert.records import save_frame
+from polycert.sets import Array, Ball, Region
+
+MAX_EVALUATIONS = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Radii:
+    """The largest certified radius of each sample, and what it cost.
+
+    Attributes:
+        radius: the certified end of the bracket, float64.
+        failed: the smallest eps that was tried and not certified whole; the upper end if all were.
+        evaluations: how often bounds were computed.
+        label, prediction: the class that was checked, and the model's own.
+    """
+
+    index: Tensor
+    label: Tensor
+    prediction: Tensor
+    radius: Tensor
+    failed: Tensor
+    evaluations: Tensor
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per sample."""
+        names = ("index", "label", "prediction", "radius", "failed", "evaluations")
+        return pd.DataFrame({name: getattr(self, name).cpu().numpy() for name in names})
+
+    def save(self, path: str) -> None:
+        """Write `.csv`, `.json` or `.parquet`, whole or not at all."""
+        save_frame(self.to_frame(), path)
+
+
+class Point(NamedTuple):
+    """An eps that was tried and a value found there, `[batch]` each; NaN where there is none."""
+
+    eps: Tensor
+    value: Tensor
+
+
+class Bracket(NamedTuple):
+    """The state of the search, all `[batch]`, float64: `low` is certified, `high` failed (or is the upper end).
+
+    Three points of the margin (the largest certified eps tried, the smallest failed one, the one before) and the two
+    of the gap d(eps) - eps nearest to 0 serve to guess the crossing. `run` counts how often the same side came up.
+    """
+
+    low: Tensor
+    high: Tensor
+    certified: Point
+    failed: Point
+    before: Point
+    near: Point
+    nearer: Point
+    run: Tensor
+    tries: Tensor
+
+    def at(self, index: Tensor) -> Bracket:
+        """The state of some samples."""
+        return Bracket(*(Point(*(v[index] for v in f)) if isinstance(f, Point) else f[index] for f in self))
+
+    def put(self, index: Tensor, other: Bracket) -> Bracket:
+        """The state with some samples replaced."""
+        return Bracket(*(_put(mine, index, new) for mine, new in zip(self, other, strict=True)))
+
+
+def _put(mine: Point | Tensor, index: Tensor, new: Point | Tensor) -> Point | Tensor:
+    if isinstance(mine, Point) and isinstance(new, Point):
+        return Point(mine.eps.index_put((index,), new.eps), mine.value.index_put((index,), new.value))
+    assert isinstance(mine, Tensor) and isinstance(new, Tensor)
+    return mine.index_put((index,), new)
+
+
+def _pick(condition: Tensor, yes: Point, no: Point) -> Point:
+    return Point(torch.where(condition, yes.eps, no.eps), torch.where(condition, yes.value, no.value))
+
+
+Proposal = Callable[[Bracket, float], Tensor]
+
+
+def _middle(bracket: Bracket, tolerance: float) -> Tensor:
+    """Halve the bracket."""
+    return (bracket.low + bracket.high) / 2
+
+
+def _guess(bracket: Bracket, tolerance: float) -> Tensor:
+    """The best available guess of the crossing that lies inside the bracket, a hair on its failing side.
+
+    A failed eps just above the crossing closes the bracket from both ends at once: it is the upper end, and its
+    distance d(eps) the lower. Guesses, best first: a secant on the gap, a parabola through three margins, a power law between
+    two; halving where none fits or one side has come up too often.
+    """
+    low, high = bracket.low, bracket.high
+    step = torch.minimum(torch.full_like(low, 0.3 * tolerance), 0.1 * (high - low))
+    found = _middle(bracket, tolerance)
+    for guess in (_power_law(bracket), _parabola(bracket), _secant(bracket, tolerance)):
+        found = torch.where((guess > low) & (guess < high), guess, found)
+    found = torch.where((bracket.run != 0) & (bracket.run % 4 == 0), _middle(bracket, tolerance), found)
+    found = torch.where(bracket.tries == 0, _middle(bracket, tolerance), found)
+    return torch.maximum(torch.minimum(found, high - step), low + step)
+
+
+def _secant(bracket: Bracket, tolerance: float) -> Tensor:
+    """Zero of the line through the two gaps nearest to 0, and 0.4 tolerances of gap beyond it."""
+    (a, gap_a), (b, gap_b) = bracket.near, bracket.nearer
+    slope = (gap_b - gap_a) / (b - a)
+    return b - gap_b / slope + 0.4 * tolerance / (-slope).clamp(min=1)
+
+
+def _parabola(bracket: Bracket) -> Tensor:
+    """Zero of the parabola through three margins (Muller's step); NaN where it has none."""
+    (a, fa), (b, fb), (c, fc) = bracket.before, bracket.certified, bracket.failed
+    first, second = (fb - fa) / (b - a), (fc - fb) / (c - b)
+    bend = (second - first) / (c - a)
+    slope = second + (c - b) * bend
+    root = (slope * slope - 4 * fc * bend).sqrt()
+    return c - 2 * fc / torch.where(slope > 0, slope + root, slope - root)
+
+
+def _power_law(bracket: Bracket) -> Tensor:
+    """Margins fall slowly at first, then fast: a chord's crossing, moved outward."""
+    (a, fa), (b, fb) = bracket.certified, bracket.failed
+    return a + (b - a) * (fa / (fa - fb)) ** 0.7
+
+
+class Strategy(NamedTuple):
+    """How the next eps is chosen, and whether partial radii count."""
+
+    propose: Proposal
+    partial: bool
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "root": Strategy(_guess, partial=True),
+    "envelope": Strategy(_middle, partial=True),
+    "bisection": Strategy(_middle, partial=False),
+}
+
+
+def largest_radius(
+    net: Network | nn.Module,
+    x: Array,
+    y: Array | None,
+    *,
+    norm: float = math.inf,
+    upper: float = 1.0,
+    low: float | Array | None = None,
+    high: float | Array | None = None,
+    tolerance: float = 1e-4,
+    method: str = "crown",
+    relaxation: str = "parallel",
+    strategy: str = "root",
+    minimum: str = "joint",
+    rigorous: bool = True,
+    batch_size: int | None = None,
+    memory: int | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Radii:
+    """Search [0, upper] for the largest eps whose whole ball is certified.
+
+    Args:
+        net, x, y, method, relaxation, rigorous, batch_size, memory, seed, progress: as in `certify`.
+        norm, low, high, minimum: the set, as in `Ball`.
+        upper: the largest radius of interest; tolerance: width of the final bracket.
+        strategy: `root`, a safeguarded secant on d(eps) - eps; `envelope`, the paper's search, which halves the
+            bracket and uses partial radii; `bisection`, which uses only yes and no.
+    """
+    get_method(method), get_relaxations(relaxation, method)
+    if strategy not in STRATEGIES:
+        raise PolycertError(f"unknown strategy {strategy!r}: choose one of {', '.join(STRATEGIES)}")
+    if not (math.isfinite(upper) and upper > 0) or not 0 < tolerance < upper:
+        raise PolycertError(f"need 0 < tolerance < upper, got tolerance {tolerance} and upper {upper}")
+    network, inputs = as_inputs(net, x)
+    ball = Ball(norm, upper, low, high, minimum=minimum)  # type: ignore[arg-type]
+    region = ball.at(inputs)
+    judge = Judge(network, method, relaxation, rigorous)
+    batch = batch_size or batch_size_for(judge.graph, memory)
+    parts = []
+    for begin in range(0, len(inputs), batch):
+        part = slice(begin, begin + batch)
+        labels = None if y is None else torch.as_tensor(y)[part]
+        parts.append(_search(judge, region[part], labels, begin, upper, tolerance, STRATEGIES[strategy]))
+        if progress is not None:
+            progress(min(begin + batch, len(inputs)), len(inputs))
+    return Radii(*(torch.cat([getattr(p, name) for p in parts]) for name in Radii.__dataclass_fields__))
+
+
+def _search(
+    judge: Judge,
+    region: Region,
+    y: Array | None,
+    begin: int,
+    upper: float,
+    tolerance: float,
+    strategy: Strategy,
+) -> Radii:
+    with torch.no_grad():
+        outputs = judge.graph.forward(region.x)
+    check_finite(judge.graph, outputs)
+    prediction = outputs.argmax(1)
+    label = as_labels(y, prediction, classes_of(judge.graph))
+    bracket = _first(outputs.double(), label, upper)
+    while True:
+        active = ((bracket.high - bracket.low > tolerance) & (bracket.tries < MAX_EVALUATIONS)).nonzero().squeeze(1)
+        if len(active) == 0:
+            break
+        part = bracket.at(active)
+        here = replace(region[active], eps=strategy.propose(part, tolerance))
+        verdict, _ = judge.decide(here, label[active], every=strategy.propose is _guess)
+        bracket = bracket.put(active, _narrowed(part, here.eps, verdict, strategy.partial))
+    index = torch.arange(begin, begin + len(label), device=label.device)
+    return Radii(index, label, prediction, bracket.low, bracket.high, bracket.tries)
+
+
+def _first(outputs: Tensor, label: Tensor, upper: float) -> Bracket:
+    """Nothing is certified yet; a misclassified sample is done. The margin at eps = 0 costs no bounds."""
+    own = outputs.gather(1, label[:, None]).squeeze(1)
+    margin = own - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
+    zero = torch.zeros_like(margin)
+    high = torch.where(margin > 0, torch.full_like(zero, upper), zero)
+    nowhere = Point(torch.full_like(zero, torch.nan), torch.full_like(zero, torch.nan))
+    count = torch.zeros_like(label)
+    return Bracket(zero, high, Point(zero, margin), nowhere, nowhere, nowhere, nowhere, count, count)
+
+
+def _narrowed(bracket: Bracket, eps: Tensor, verdict: Verdict, partial: bool) -> Bracket:
+    """Move the certified end, and the failed one where the ball is not proved."""
+    yes = verdict.certified
+    proved = torch.where(yes, eps, verdict.radius if partial else torch.zeros_like(eps))
+    low = torch.maximum(bracket.low, proved)
+    high = torch.where(yes, bracket.high, eps)
+    here = Point(eps, verdict.margin)
+    gap = Point(eps, torch.where(verdict.distance > 0, verdict.distance - eps, torch.nan))
+    # NaN compares false: an unknown gap is never nearer, and anything known is nearer than unknown.
+    closest = ~(gap.value.abs() >= bracket.nearer.value.abs()) & torch.isfinite(gap.value)
+    closer = ~(gap.value.abs() >= bracket.near.value.abs()) & torch.isfinite(gap.value)
+    return Bracket(
+        low,
+        torch.maximum(high, low),
+        certified=_pick(yes, here, bracket.certified),
+        failed=_pick(yes, bracket.failed, here),
+        before=_pick(yes, bracket.certified, bracket.failed),
+        near=_pick(closest, bracket.nearer, _pick(closer, gap, bracket.near)),
+        nearer=_pick(closest, gap, bracket.nearer),
+        run=torch.where(yes, bracket.run.clamp(min=0) + 1, bracket.run.clamp(max=0) - 1),
+        tries=bracket.tries + 1,
+    )
