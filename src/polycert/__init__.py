@@ -1,6 +1,7 @@
 """polycert: certified radii of neural networks in any l_p ball inside a box."""
 
-from polycert import data
+from polycert import data, losses
+from polycert.attacks import Attack, attack
 from polycert.certify import Bounds, bounds, certify, envelope
 from polycert.envelope import Envelope
 from polycert.errors import PolycertError
@@ -13,6 +14,7 @@ from polycert.sets import Ball
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attack",
     "Ball",
     "Bounds",
     "Certificates",
@@ -22,6 +24,7 @@ __all__ = [
     "PolycertError",
     "Radii",
     "__version__",
+    "attack",
     "bounds",
     "capture",
     "certify",
@@ -29,5 +32,6 @@ __all__ = [
     "envelope",
     "largest_radius",
     "load",
+    "losses",
     "save",
 ]
