@@ -56,7 +56,14 @@ def attack(
 
 
 def descend(
-    graph: Graph, region: Region, label: Tensor, start: Tensor, *, steps: int, step: float, fixed: bool = False
+    graph: Graph,
+    region: Region,
+    label: Tensor,
+    start: Tensor,
+    *,
+    steps: int,
+    step: float,
+    fixed: bool = False,
 ) -> Tensor:
     """Steepest descent of the margin in the ball's own norm; `step` is in units of eps, shrinking unless `fixed`."""
     points = start.detach().clone()

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polycert.backward import LOWER, UPPER
 from polycert.envelope import Envelope, better, classes_of, envelopes
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Form, Identity
 from polycert.graph import Graph, Network, capture
 from polycert.memory import batch_size_for
-from polycert.methods import LOWER, UPPER, get_method, get_relaxations, start
+from polycert.methods import get_method, get_relaxations, start
 from polycert.records import Certificates
 from polycert.rounding import Rounding
 from polycert.rules import Affine
@@ -61,7 +62,9 @@ def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:
         return prediction
     label = torch.as_tensor(y, device=prediction.device)
     if label.shape != prediction.shape or label.is_floating_point():
-        raise PolycertError(f"labels must be {len(prediction)} integers, got {label.dtype} of shape {tuple(label.shape)}")
+        raise PolycertError(
+            f"labels must be {len(prediction)} integers, got {label.dtype} of shape {tuple(label.shape)}"
+        )
     if bool(((label < 0) | (label >= classes)).any()):
         raise PolycertError(f"labels must be in 0 … {classes - 1}, got {int(label.min())} … {int(label.max())}")
     return label.long()

@@ -172,9 +172,7 @@ def _read_all(folder: Path, files: Mapping[str, str]) -> list[bytes] | None:
         if digest != md5:
             if digest in known:
                 return None
-            raise PolycertError(
-                f"{path} is damaged: its md5 must be {md5}, got {digest}; replace or remove it"
-            )
+            raise PolycertError(f"{path} is damaged: its md5 must be {md5}, got {digest}; replace or remove it")
         blobs.append(blob)
     return blobs
 

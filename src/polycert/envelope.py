@@ -9,11 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polycert.backward import LOWER, Bound
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Differences, Form
 from polycert.geometry import dual_norm, least_norm
 from polycert.graph import Graph
-from polycert.methods import LOWER, UPPER, Bound, get_method, start
+from polycert.methods import get_method, start
 from polycert.rounding import Rounding
 from polycert.sets import Region
 
@@ -97,9 +98,7 @@ class Envelope:
         )
 
 
-def _signed(
-    weight: Tensor, down: Tensor | None, up: Tensor | None, gap: Tensor, falls: Tensor, norm: float
-) -> Tensor:
+def _signed(weight: Tensor, down: Tensor | None, up: Tensor | None, gap: Tensor, falls: Tensor, norm: float) -> Tensor:
     """`sign(b) ||delta||` to the hyperplane inside the box; finite, with finite gradients, whatever the box."""
     inside = gap > 0
     need = torch.where(inside, gap, -gap)
@@ -155,9 +154,7 @@ def envelopes(
 def _envelope(bound: Bound, classes: Tensor, region: Region, rounding: Rounding | None) -> Envelope:
     slope = bound.form.dense().coef
     batch = max(len(region.x), slope.shape[0])
-    return Envelope(
-        slope.expand(batch, *slope.shape[1:]), bound.offset, classes, region, bound.slack, rounding
-    )
+    return Envelope(slope.expand(batch, *slope.shape[1:]), bound.offset, classes, region, bound.slack, rounding)
 
 
 def better(first: Envelope, second: Envelope) -> Envelope:
@@ -182,4 +179,4 @@ def better(first: Envelope, second: Envelope) -> Envelope:
     )
 
 
-__all__ = ["LOWER", "UPPER", "Envelope", "better", "classes_of", "envelopes", "margin_rows"]
+__all__ = ["Envelope", "better", "classes_of", "envelopes", "margin_rows"]

@@ -31,7 +31,14 @@ def two_phases(network: Network, sample: Tensor, label: int, path: Path, *, uppe
         axes = figure.add_subplot()
         axes.plot(eps, eps, color="0.8", linewidth=1, linestyle="--", label="eps itself")
         axes.plot(eps, radius, color=PEC_COLOUR, linewidth=2.2, label="PEC (the envelope)")
-        axes.plot(eps, whole, color=LIN_COLOUR, linewidth=1.4, linestyle=(0, (4, 2)), label="KW / Fast-Lin (all or nothing)")
+        axes.plot(
+            eps,
+            whole,
+            color=LIN_COLOUR,
+            linewidth=1.4,
+            linestyle=(0, (4, 2)),
+            label="KW / Fast-Lin (all or nothing)",
+        )
         best = int(radius.argmax())
         axes.annotate(
             f"optimal eps ≈ {eps[best]:.3f}",
@@ -40,7 +47,11 @@ def two_phases(network: Network, sample: Tensor, label: int, path: Path, *, uppe
             textcoords="offset points",
             fontsize=9,
         )
-        axes.set(xlabel="eps of the ball the bounds are built for (l_inf)", ylabel="certified radius", xlim=(0, upper))
+        axes.set(
+            xlabel="eps of the ball the bounds are built for (l_inf)",
+            ylabel="certified radius",
+            xlim=(0, upper),
+        )
         axes.set_ylim(0, 1.6 * max(radius.max(), 1e-3))
         axes.legend(frameon=False, fontsize=9, loc="upper right")
         figure.savefig(path, dpi=150)

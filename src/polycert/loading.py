@@ -56,7 +56,9 @@ def load_module(path: str | os.PathLike[str], weights: str | os.PathLike[str] | 
     if ":" in text and not Path(text).exists():
         return _from_factory(text, weights)
     known = ", ".join(_READERS)
-    raise PolycertError(f"cannot read model {text!r}: give a file ending in {known}, or a factory package.module:function")
+    raise PolycertError(
+        f"cannot read model {text!r}: give a file ending in {known}, or a factory package.module:function"
+    )
 
 
 def save(module: nn.Module, path: str | os.PathLike[str], architecture: Architecture, input_shape: Shape) -> None:

@@ -54,7 +54,17 @@ class Certificates:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per sample."""
-        columns = ("index", "label", "prediction", "certified", "radius", "margin", "nearest", "eps", "seconds")
+        columns = (
+            "index",
+            "label",
+            "prediction",
+            "certified",
+            "radius",
+            "margin",
+            "nearest",
+            "eps",
+            "seconds",
+        )
         frame = pd.DataFrame({name: getattr(self, name).cpu().numpy() for name in columns})
         frame["status"] = [self._status(k) for k in range(len(self))]
         frame["dtype"] = list(self.dtype)

@@ -8,6 +8,7 @@ Any slope is sound, because the offset is the extreme value of `f(z) - slope z` 
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from polycert.rounding import Rounding
@@ -20,10 +21,7 @@ def parallel(activation: Activation, given: Interval, rounding: Rounding | None 
     """One slope for both lines, analytic and differentiable."""
     slope = activation.chord(given.lower, given.upper)
     low, high = activation.extent(slope, given.lower, given.upper)
-    error = _error(activation, slope, given, rounding)
-    if error is not None:
-        low, high = low - error, high + error
-    return Lines(slope, low, slope, high)
+    return Lines(slope, low, slope, high, _error(activation, slope, given, rounding))
 
 
 def adaptive(activation: Activation, given: Interval, rounding: Rounding | None = None) -> Lines:
@@ -31,11 +29,8 @@ def adaptive(activation: Activation, given: Interval, rounding: Rounding | None 
     low_slope, high_slope = activation.adaptive(given.lower, given.upper)
     low = activation.extent(low_slope, given.lower, given.upper).lower
     high = activation.extent(high_slope, given.lower, given.upper).upper
-    low_error = _error(activation, low_slope, given, rounding)
-    high_error = _error(activation, high_slope, given, rounding)
-    if low_error is not None and high_error is not None:
-        low, high = low - low_error, high + high_error
-    return Lines(low_slope, low, high_slope, high)
+    steepest = torch.maximum(low_slope.abs(), high_slope.abs())
+    return Lines(low_slope, low, high_slope, high, _error(activation, steepest, given, rounding))
 
 
 def _error(activation: Activation, slope: Tensor, given: Interval, rounding: Rounding | None) -> Tensor | None:

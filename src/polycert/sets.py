@@ -68,7 +68,12 @@ class Ball:
             raise PolycertError(f"eps has {eps.shape[0]} values for {x.shape[0]} samples: give one per sample")
         shape = tuple(x.shape[1:])
         region = Region(
-            x.detach(), self.norm, eps.expand(len(x)), _side(self.low, shape, x, round_down), _side(self.high, shape, x, round_up), self.minimum
+            x.detach(),
+            self.norm,
+            eps.expand(len(x)),
+            _side(self.low, shape, x, round_down),
+            _side(self.high, shape, x, round_up),
+            self.minimum,
         )
         region.check_inside()
         return region

@@ -161,9 +161,7 @@ def _run(command: list[str], cwd: Path) -> None:
         raise SourceError(str(error)) from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise SourceError(
-            next((li for li in lines if li.startswith(("E:", "npm err", "npm ERR"))), lines[-1])
-        )
+        raise SourceError(next((li for li in lines if li.startswith(("E:", "npm err", "npm ERR"))), lines[-1]))
 
 
 def _download(url: str, target: Path) -> None:

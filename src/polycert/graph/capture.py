@@ -94,9 +94,7 @@ class Captured(Network):
                 f"no rule for {listed}: rewrite the model with supported ops "
                 f"({', '.join(sorted({name.split('.')[1].rstrip('_') for name in RULES}))}) or add a rule in polycert/rules"
             )
-        network = Captured(
-            module, program, input_shape, _shape(result), calls, result, has_softmax, dtype, device
-        )
+        network = Captured(module, program, input_shape, _shape(result), calls, result, has_softmax, dtype, device)
         network.bind()
         return network
 
@@ -135,17 +133,13 @@ class Captured(Network):
             raise PolycertError(f"cannot capture {'; '.join(problems)}")
         return Graph(prune(nodes, known[self.result.name].index), dtype or own, device)
 
-    def _op(
-        self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor
-    ) -> Op:
+    def _op(self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor) -> Op:
         batch = call.meta["val"].shape[0] if call.meta["val"].dim() else 0
         if batch != TRACE_BATCH:
             raise ValueError("the batch must stay the first axis, untouched")
         target = str(call.target)
         training = "batch_norm" in target and self._owner(call).training
-        return RULES[target](
-            Call(target, tuple(args), dict(kwargs), in_shapes, _shape(call), like, training=training)
-        )
+        return RULES[target](Call(target, tuple(args), dict(kwargs), in_shapes, _shape(call), like, training=training))
 
     def _owner(self, call: fx.Node) -> nn.Module:
         """The module that holds a call's buffers."""

@@ -61,9 +61,7 @@ class LeakyRelu(Activation):
         second = self.forward(upper) - slope * upper
         low, high = torch.minimum(first, second), torch.maximum(first, second)
         unstable = (lower < 0) & (upper > 0)
-        return Interval(
-            torch.where(unstable, low.clamp(max=0), low), torch.where(unstable, high.clamp(min=0), high)
-        )
+        return Interval(torch.where(unstable, low.clamp(max=0), low), torch.where(unstable, high.clamp(min=0), high))
 
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """At one of the ends."""

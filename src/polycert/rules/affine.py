@@ -120,9 +120,7 @@ class Conv2d(Affine):
         ]
         # What the stride leaves over can exceed the stride itself: then those pixels have no weight at all.
         inside = [min(e, max(s, d) - 1) for e, s, d in zip(extra, self.stride, self.dilation, strict=True)]
-        out = F.conv_transpose2d(
-            rows, self.weight, None, self.stride, self.padding, inside, self.groups, self.dilation
-        )
+        out = F.conv_transpose2d(rows, self.weight, None, self.stride, self.padding, inside, self.groups, self.dilation)
         return F.pad(out, (0, extra[1] - inside[1], 0, extra[0] - inside[0]))
 
     def pull_identity(self, form: Identity) -> Form:
@@ -427,4 +425,3 @@ def _same_shape(call: Call) -> Shape:
     if call.in_shapes[0] != call.out_shape:
         raise ValueError("a constant operand that enlarges the node is not supported")
     return call.out_shape
-

@@ -150,12 +150,16 @@ class Affine(Linear):
 
 
 class Lines(NamedTuple):
-    """`lower_slope z + lower_offset <= f(z) <= upper_slope z + upper_offset` on the unit's interval."""
+    """`lower_slope z + lower_offset - error <= f(z) <= upper_slope z + upper_offset + error` on the unit's interval.
+
+    `error` covers rounding and the library's functions; None without rigour.
+    """
 
     lower_slope: Tensor
     lower_offset: Tensor
     upper_slope: Tensor
     upper_offset: Tensor
+    error: Tensor | None = None
 
     @property
     def shared(self) -> bool:

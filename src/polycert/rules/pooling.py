@@ -19,10 +19,10 @@ class AvgPool2d(Conv2d):
 
 def _pool(call: Call, kernel: Pair, stride: Pair, padding: Pair) -> AvgPool2d:
     channels = call.in_shapes[0][0]
-    weight = torch.full((channels, 1, *kernel), 1 / (kernel[0] * kernel[1]), dtype=call.like.dtype, device=call.like.device)
-    return AvgPool2d(
-        weight, None, call.in_shapes[0], call.out_shape, stride, padding, (1, 1), groups=channels
+    weight = torch.full(
+        (channels, 1, *kernel), 1 / (kernel[0] * kernel[1]), dtype=call.like.dtype, device=call.like.device
     )
+    return AvgPool2d(weight, None, call.in_shapes[0], call.out_shape, stride, padding, (1, 1), groups=channels)
 
 
 def _two(values: int | list[int]) -> Pair:

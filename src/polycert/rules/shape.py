@@ -117,4 +117,3 @@ def _transpose(call: Call) -> Permute:
     order = list(range(rank - 1))
     order[first - 1], order[second - 1] = second - 1, first - 1
     return Permute(call.in_shapes[0], call.out_shape, tuple(order))
-

@@ -1,0 +1,5 @@
+"""The command line: `polycert`, or `python -m polycert`. Only it prints, and sets threads and seeds."""
+
+from polycert.cli.app import app, main
+
+__all__ = ["app", "main"]

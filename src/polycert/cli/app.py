@@ -1,0 +1,116 @@
+"""The commands and their help."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from polycert.cli import options
+from polycert.cli.guard import BadUsage, tell
+
+app = typer.Typer(
+    name="polycert",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: polycert certify net.safetensors --dataset mnist --eps 0.1",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from polycert import __version__
+
+        typer.echo(f"polycert {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Prove how far an input may move before a neural network can change its mind."""
+
+
+def _certify(given: options.CertifyOptions) -> None:
+    from polycert.cli.prove import certify_command
+
+    certify_command(given)
+
+
+def _radius(given: options.RadiusOptions) -> None:
+    from polycert.cli.prove import radius_command
+
+    radius_command(given)
+
+
+def _data(given: options.DataOptions) -> None:
+    from polycert import data
+
+    if given.name not in data.NAMES:
+        raise BadUsage(f"unknown data set {given.name!r}: the data sets are {', '.join(data.NAMES)}")
+    folder = data.fetch(given.name, given.directory, None if given.quiet else tell)
+    Console(highlight=False).print(str(folder), soft_wrap=True, markup=False)
+
+
+def _demo(given: options.DemoOptions) -> None:
+    import torch
+
+    demo = importlib.import_module("polycert.demo")
+    if given.out.exists() and not given.out.is_dir():
+        raise BadUsage(f"--out must be a folder, but {str(given.out)!r} is a file")
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    console = Console(highlight=False, quiet=given.quiet)
+    demo.run(given.out, lambda line: console.print(line, markup=False, soft_wrap=True))
+
+
+options.add_command(
+    app,
+    "certify",
+    options.CertifyOptions,
+    _certify,
+    "Prove, for each sample, how far it may move inside a ball without losing its label.",
+    "polycert certify net.safetensors --dataset mnist --eps 0.1 --limit 100",
+    "polycert certify nets:big --weights big.pt --inputs x.npz --eps 2/255 --out o.csv",
+)
+options.add_command(
+    app,
+    "radius",
+    options.RadiusOptions,
+    _radius,
+    "Search, for each sample, for the largest ball that can be proved.",
+    "polycert radius net.safetensors --dataset mnist --norm 2 --upper 1.2 --limit 50",
+)
+options.add_command(
+    app,
+    "data",
+    options.DataOptions,
+    _data,
+    "Fetch a data set, or check the copy that is there; prints its folder.",
+    "polycert data mnist",
+    "polycert data cifar10 --dir ~/datasets",
+)
+options.add_command(
+    app,
+    "demo",
+    options.DemoOptions,
+    _demo,
+    "Train a small provably robust model, certify it and write a report.",
+    "polycert demo --out demo-out",
+)
+
+
+def main() -> None:
+    """Run the command line; ends the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a character that the terminal lacks must not end the program
+            stream.reconfigure(errors="replace")
+    app(prog_name="polycert")

@@ -1,0 +1,190 @@
+"""The options of every command, declared once as dataclasses. Nothing here needs torch: --help is quick."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from polycert.cli.guard import guard
+
+about_samples = partial(typer.Option, rich_help_panel="Samples")
+about_question = partial(typer.Option, rich_help_panel="Question")
+running = partial(typer.Option, rich_help_panel="Running")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Which model, and which samples."""
+
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A .safetensors file of polycert, an .npz with its index.json, or package.module:function.",
+            show_default=False,
+        ),
+    ]
+    weights: Annotated[
+        Path | None,
+        about_samples(metavar="FILE", help="For package.module:function: .safetensors, .npz or .pt."),
+    ] = None
+    dataset: Annotated[
+        str | None,
+        about_samples(metavar="NAME", help="The test samples of mnist, fashion-mnist, cifar10 or mnist-sample."),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        about_samples(metavar="DIR", help="Where the data set's files are, if not in the cache."),
+    ] = None
+    inputs: Annotated[
+        Path | None,
+        about_samples(
+            metavar="FILE",
+            help="Your own samples: an .npz with x and y; without y, the model's own predictions count.",
+        ),
+    ] = None
+    indices: Annotated[
+        str | None,
+        about_samples(metavar="A:B", help="Only these: 0:100, ::10 or 3,7,20."),
+    ] = None
+    limit: Annotated[int | None, about_samples(min=1, help="At most so many.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Which set around each sample, and how it is proved."""
+
+    norm: Annotated[str, about_question(help="inf, or any number from 1.")] = "inf"
+    low: Annotated[
+        str | None,
+        about_question(
+            metavar="NUMBER",
+            help="Smallest valid input, or none (default: 0 for a data set, none for --inputs).",
+        ),
+    ] = None
+    high: Annotated[
+        str | None,
+        about_question(
+            metavar="NUMBER",
+            help="Largest valid input, or none (default: 1 for a data set, none for --inputs).",
+        ),
+    ] = None
+    method: Annotated[str, about_question(metavar="NAME", help="ibp, forward, crown or crown-ibp.")] = "crown"
+    relaxation: Annotated[str, about_question(metavar="NAME", help="parallel, adaptive or best.")] = "parallel"
+    fast: Annotated[
+        bool,
+        about_question("--fast", help="Ignore rounding errors: quicker, but no proof."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voice:
+    """How much is said."""
+
+    quiet: Annotated[bool, running("--quiet", "-q", help="No progress bar and no remarks.")] = False
+    debug: Annotated[bool, running("--debug", help="Show tracebacks.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Voice):
+    """Where it runs."""
+
+    device: Annotated[str, running(help="Where to compute, such as cpu or cuda:0.")] = "cpu"
+    threads: Annotated[int | None, running(min=1, help="Threads of torch.")] = None
+    batch_size: Annotated[int | None, running(min=1, help="Samples at a time, instead of --memory.")] = None
+    memory: Annotated[
+        str | None,
+        running(metavar="SIZE", help="Memory that a batch may take, such as 500M."),
+    ] = None
+    seed: Annotated[int, running(help="Seed of what is random.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof(Machine, Question, Samples):
+    """A question about each sample, and where the records go; help shows the bases from right to left."""
+
+    out: Annotated[
+        Path | None,
+        running(metavar="FILE", help="Write one record per sample: .csv, .json or .parquet."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifyOptions(Proof):
+    """`polycert certify`."""
+
+    eps: Annotated[
+        str,
+        about_question(metavar="NUMBER", help="Radius of the ball: 0.1 or 2/255.", show_default=False),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RadiusOptions(Proof):
+    """`polycert radius`."""
+
+    upper: Annotated[str, about_question(metavar="NUMBER", help="Largest radius of interest.")] = "1"
+    tolerance: Annotated[str, about_question(metavar="NUMBER", help="How exactly the radius is found.")] = "1e-4"
+    strategy: Annotated[str, about_question(metavar="NAME", help="root, envelope or bisection.")] = "root"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(Voice):
+    """`polycert data`."""
+
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="mnist, fashion-mnist, cifar10 or mnist-sample.", show_default=False),
+    ]
+    directory: Annotated[
+        Path | None,
+        running("--dir", metavar="DIR", help="Where the files may already be; the cache is next."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(Voice):
+    """`polycert demo`."""
+
+    out: Annotated[Path, running(metavar="DIR", help="Folder for the results.")] = Path("demo-out")
+    threads: Annotated[int | None, running(min=1, help="Threads of torch.")] = None
+
+
+AnyOptions = TypeVar("AnyOptions", bound=Voice)
+
+
+def add_command(
+    app: typer.Typer,
+    name: str,
+    options: type[AnyOptions],
+    run: Callable[[AnyOptions], None],
+    text: str,
+    *examples: str,
+) -> None:
+    """Make `name` a command that calls `run` with its options, under the guard; `examples` end its help."""
+
+    def call(**values: Any) -> None:
+        given = options(**values)
+        guard(lambda: run(given), debug=given.debug)
+
+    # typer reads a command's options off its signature.
+    hints = get_type_hints(options, include_extras=True)
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                item.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if item.default is MISSING else item.default,
+                annotation=hints[item.name],
+            )
+            for item in fields(options)
+        ]
+    )
+    call.__annotations__ = hints
+    app.command(name, help=text, epilog="\n\n".join(["Examples:", *examples]))(call)

@@ -1,0 +1,175 @@
+"""`polycert certify` and `polycert radius`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from polycert.certify import certify
+from polycert.cli import parsing
+from polycert.cli.guard import INTERRUPTED, BadUsage, tell, usage
+from polycert.cli.options import CertifyOptions, Proof, RadiusOptions
+from polycert.cli.samples import Job, Plan, plan, prepare
+from polycert.cli.slices import Advance, Done, in_slices, progress_bar
+from polycert.methods import get_method, get_relaxations
+from polycert.radius import STRATEGIES, Radii, largest_radius
+from polycert.records import Certificates, check_output, save_frame
+from polycert.sets import Ball
+
+STATUSES = ("certified", "partial", "unproved", "misclassified")
+Rows = dict[str, str]
+
+
+def certify_command(options: CertifyOptions) -> None:
+    """Certify, save, summarise."""
+    with usage():
+        _check(options)
+        asked = plan(options)
+        ball = Ball(asked.norm, parsing.number(options.eps, "--eps"), asked.low, asked.high)
+
+    def ask(x: Tensor, y: Tensor | None, index: Tensor, progress: Advance) -> Certificates:
+        found = certify(
+            job.network,
+            x,
+            y,
+            ball,
+            method=options.method,
+            relaxation=options.relaxation,
+            rigorous=not options.fast,
+            batch_size=job.batch,
+            seed=options.seed,
+            progress=progress,
+        )
+        return replace(found, index=index)
+
+    with progress_bar(quiet=options.quiet) as bar:
+        job = prepare(options, ball, asked)
+        done = in_slices(job, bar, "certifying", ask)
+    certs = Certificates.join(done.parts)
+    frame = certs.to_frame()
+    counts = frame["status"].value_counts()
+    figures = certs.summary()
+    rows = {
+        "clean error (CTE)": _clean_error(job, figures["CTE"]),
+        "certified robust error (CRE)": f"{figures['CRE']:.2f} %",
+        "average certified bound (ACB)": f"{figures['ACB']:.5g}",
+        **{status: str(counts.get(status, 0)) for status in STATUSES},
+        "eps": options.eps,
+    }
+    _finish(options, job, done, frame, rows | _asked(options, asked))
+
+
+def radius_command(options: RadiusOptions) -> None:
+    """Search, save, summarise."""
+    with usage():
+        _check(options)
+        asked = plan(options)
+        upper, tolerance = (
+            parsing.number(options.upper, "--upper"),
+            parsing.number(options.tolerance, "--tolerance"),
+        )
+        if options.strategy not in STRATEGIES:
+            raise BadUsage(f"unknown strategy {options.strategy!r}: choose one of {', '.join(STRATEGIES)}")
+        if not 0 < tolerance < upper < float("inf"):
+            raise BadUsage(f"need 0 < --tolerance < --upper, got {options.tolerance} and {options.upper}")
+        ball = Ball(asked.norm, upper, asked.low, asked.high)
+
+    def ask(x: Tensor, y: Tensor | None, index: Tensor, progress: Advance) -> Radii:
+        found = largest_radius(
+            job.network,
+            x,
+            y,
+            norm=asked.norm,
+            upper=upper,
+            low=asked.low,
+            high=asked.high,
+            tolerance=tolerance,
+            method=options.method,
+            relaxation=options.relaxation,
+            strategy=options.strategy,
+            rigorous=not options.fast,
+            batch_size=job.batch,
+            seed=options.seed,
+            progress=progress,
+        )
+        return replace(found, index=index)
+
+    with progress_bar(quiet=options.quiet) as bar:
+        job = prepare(options, ball, asked)
+        done = in_slices(job, bar, "searching", ask)
+    frame = pd.concat([part.to_frame() for part in done.parts], ignore_index=True).assign(
+        norm=f"{asked.norm:g}",
+        method=options.method,
+        relaxation=options.relaxation,
+        rigorous=not options.fast,
+        strategy=options.strategy,
+        upper=upper,
+        tolerance=tolerance,
+    )
+    wrong = 100 * float((frame["prediction"] != frame["label"]).mean())
+    rows = {
+        "clean error (CTE)": _clean_error(job, wrong),
+        "mean radius": f"{frame['radius'].mean():.5g}",
+        "median radius": f"{frame['radius'].median():.5g}",
+        "proved up to --upper": str(int((frame["failed"] >= upper).sum())),
+        "mean evaluations": f"{frame['evaluations'].mean():.2f}",
+        "strategy": options.strategy,
+        "upper, tolerance": f"{options.upper}, {options.tolerance}",
+    }
+    _finish(options, job, done, frame, rows | _asked(options, asked))
+
+
+def _check(options: Proof) -> None:
+    """What can be refused before torch does any work."""
+    if options.out is not None:
+        check_output(options.out)
+    get_method(options.method)
+    get_relaxations(options.relaxation, options.method)
+
+
+def _clean_error(job: Job, per_cent: float) -> str:
+    return "- (no labels)" if job.y is None else f"{per_cent:.2f} %"
+
+
+def _asked(options: Proof, asked: Plan) -> Rows:
+    low = "-inf" if asked.low is None else f"{asked.low:g}"
+    high = "inf" if asked.high is None else f"{asked.high:g}"
+    return {
+        "norm": f"{asked.norm:g}",
+        "box": f"[{low}, {high}]",
+        "method": options.method,
+        "relaxation": options.relaxation,
+        "rigorous": "no (--fast)" if options.fast else "yes",
+    }
+
+
+def _finish(options: Proof, job: Job, done: Done[Certificates] | Done[Radii], frame: pd.DataFrame, rows: Rows) -> None:
+    """Records first, so that a closed pipe loses nothing; then the summary and the exit status."""
+    if options.out is not None:
+        save_frame(frame, options.out)
+    rows = {"samples (n)": str(len(frame)), **rows, "seconds": f"{done.seconds:.2f}"}
+    _show(f"{Path(options.model).name} on {job.source}, {len(frame)} of {job.total} samples", rows)
+    where = "" if options.out is None else f", written to {options.out}"
+    if done.interrupted:
+        tell(f"interrupted: {done.count} of {len(job.x)} samples were finished{where}", style="yellow")
+        raise typer.Exit(INTERRUPTED)
+    if options.out is not None and not options.quiet:
+        tell(f"{done.count} records{where}")
+
+
+def _show(title: str, rows: Rows) -> None:
+    """All in one piece: a reader such as `head` may close the pipe after its first lines."""
+    table = Table(show_header=False, box=box.SIMPLE)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    Console(highlight=False).print(Group(Text(title, overflow="fold"), table))

@@ -1,0 +1,131 @@
+"""From options to a model and checked samples."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polycert import data
+from polycert.certify import as_inputs, as_labels
+from polycert.cli import parsing
+from polycert.cli.guard import BadUsage
+from polycert.cli.options import Proof
+from polycert.envelope import classes_of
+from polycert.errors import PolycertError
+from polycert.graph import Network, capture
+from polycert.loading import load_module
+from polycert.memory import batch_size_for
+from polycert.sets import Ball
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What is asked of the library: samples that were checked, and their positions in the data set."""
+
+    network: Network
+    x: Tensor
+    y: Tensor | None
+    index: Tensor
+    source: str
+    total: int
+    batch: int
+
+
+class Plan(NamedTuple):
+    """What can be read off the options before any work."""
+
+    norm: float
+    low: float | None
+    high: float | None
+    memory: int | None
+    device: torch.device
+
+
+def plan(options: Proof) -> Plan:
+    """Check the options, and set threads and seed."""
+    if (options.dataset is None) == (options.inputs is None):
+        raise BadUsage("give either --dataset NAME or --inputs FILE")
+    if options.dataset is not None and options.dataset not in data.NAMES:
+        raise BadUsage(f"unknown data set {options.dataset!r}: the data sets are {', '.join(data.NAMES)}")
+    if options.weights is not None and Path(options.model).exists():
+        raise BadUsage(f"--weights goes with package.module:function; {options.model!r} carries its own")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    low, high = (None, None) if options.dataset is None else (0.0, 1.0)
+    return Plan(
+        parsing.number(options.norm, "--norm"),
+        parsing.bound(options.low, "--low", low),
+        parsing.bound(options.high, "--high", high),
+        parsing.size(options.memory),
+        _device(options.device),
+    )
+
+
+def prepare(options: Proof, ball: Ball, plan: Plan) -> Job:
+    """Load everything and check all samples, so that nothing is refused halfway."""
+    network = _network(options, plan.device)
+    x, y, source = _read(options)
+    chosen = parsing.positions(options.indices, len(x))[: options.limit]
+    index = torch.tensor(chosen)
+    network, inputs = as_inputs(network, x[index].to(plan.device))
+    ball.at(inputs)
+    graph = network.bind()
+    labels = None
+    if y is not None:
+        if len(y) != len(x):
+            raise PolycertError(f"there are {len(x)} samples but {len(y)} labels in {source}")
+        labels = as_labels(y[index].to(plan.device), torch.zeros_like(index, device=plan.device), classes_of(graph))
+    batch = options.batch_size or batch_size_for(graph, plan.memory)
+    return Job(network, inputs, labels, index, source, len(x), batch)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, dtype=torch.float64, device=device).add(1).item()
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadUsage(f"--device {name!r} cannot be used for float64 arithmetic: {reason}") from None
+    return device
+
+
+def _network(options: Proof, device: torch.device) -> Network:
+    if ":" in options.model and not Path(options.model).exists():
+        sys.path.append(os.getcwd())  # a factory beside the user is found, and shadows nothing
+    found = load_module(options.model, options.weights)
+    return capture(found.module.to(device), found.input_shape)
+
+
+def _read(options: Proof) -> tuple[Tensor, Tensor | None, str]:
+    if options.dataset is not None:
+        found = data.load(options.dataset, "test", options.data_dir)
+        return found.x, found.y, f"{found.name} ({found.split})"
+    assert options.inputs is not None
+    arrays = _read_npz(options.inputs)
+    if "x" not in arrays or arrays["x"].ndim < 2 or len(arrays["x"]) == 0:
+        raise PolycertError(f"{options.inputs.name} must hold samples x [n, …], and may hold labels y [n]")
+    try:
+        x = torch.from_numpy(arrays["x"])
+        y = torch.from_numpy(np.atleast_1d(arrays["y"])) if "y" in arrays else None
+    except TypeError as error:
+        raise PolycertError(f"{options.inputs.name} must hold numbers: {error}") from None
+    return x, y, options.inputs.name
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise PolycertError(f"there is no file {str(path)!r}")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in ("x", "y") if name in arrays.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise PolycertError(f"cannot read {path.name} as an .npz of plain arrays: {error}") from None

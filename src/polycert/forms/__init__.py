@@ -1,0 +1,20 @@
+"""Linear forms: rows of coefficients over the value of one node of a graph.
+
+A form holds, for every sample of a batch and every row, the coefficients of one linear function of a node's value
+`[batch, *shape]`. How the coefficients are stored is the form's own business:
+
+- `Identity`: the rows are the node's own entries;
+- `Differences`: a row is one entry minus another (a margin between two classes);
+- `Patches`: a row lives in a small window of an image (a neuron of a convolution);
+- `Dense`: everything, the fallback that every form can turn into.
+
+Nothing outside this folder asks which form it has: ops call `form.pull(op)`, and an op with a structure of its own offers it
+through `pull_identity`, `pull_patches` or `pull_differences`.
+"""
+
+from polycert.forms.base import Form, Pullable, Rows, Shape
+from polycert.forms.dense import Dense, Scaled
+from polycert.forms.patches import Patches
+from polycert.forms.units import Differences, Identity
+
+__all__ = ["Dense", "Differences", "Form", "Identity", "Patches", "Pullable", "Rows", "Scaled", "Shape"]

@@ -1,0 +1,146 @@
+"""What every linear form can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from polycert.forms.dense import Dense
+    from polycert.forms.patches import Patches
+    from polycert.forms.units import Differences, Identity
+
+Shape = tuple[int, ...]
+
+
+class Rows(NamedTuple):
+    """Plain rows over a node: `coef * factor`, the first perhaps shared by all samples, the second per sample."""
+
+    coef: Tensor  # [batch or 1, rows, entries]
+    factor: Tensor | None  # [batch, entries]
+
+    def times(self, columns: Tensor) -> Tensor:
+        """Products with columns given as `[batch, count, entries]`: `[batch, count, rows]`."""
+        scaled = columns if self.factor is None else columns * self.factor.unsqueeze(1)
+        return scaled @ (self.coef[0].T if self.coef.shape[0] == 1 else self.coef.transpose(1, 2))
+
+    @property
+    def batch(self) -> int:
+        """Samples, or 1."""
+        return max(self.coef.shape[0], 1 if self.factor is None else self.factor.shape[0])
+
+
+class Pullable(Protocol):
+    """What a form needs to know of an affine op with one input."""
+
+    @property
+    def in_shape(self) -> Shape:
+        """Shape of the op's input, without the batch."""
+        ...
+
+    def adjoint(self, rows: Tensor) -> Tensor:
+        """Map `[n, *out_shape]` to `[n, *in_shape]` by the transposed linear part."""
+        ...
+
+    def pull_identity(self, form: Identity) -> Form:
+        """The linear part's own rows."""
+        ...
+
+    def pull_patches(self, form: Patches) -> Form:
+        """A windowed form through the op."""
+        ...
+
+    def pull_differences(self, form: Differences) -> Form:
+        """Differences of outputs through the op."""
+        ...
+
+
+class Form(ABC):
+    """Rows of coefficients over a node's value `[batch, *shape]`."""
+
+    shape: Shape
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """How many terms a row's sum has at most (for rounding-error terms)."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether pulling it through an affine op is free of rounding."""
+        return False
+
+    @abstractmethod
+    def coefficients(self) -> Tensor:
+        """All coefficients, the terms of a row last: `[batch or 1, ..., terms]`."""
+
+    @abstractmethod
+    def align(self, values: Tensor) -> Tensor:
+        """Arrange `values` `[batch, *shape]` beside `coefficients()`; nothing (0) beyond an image's border."""
+
+    @abstractmethod
+    def collect(self, sums: Tensor) -> Tensor:
+        """Bring the result of a reduction over the terms to `[batch, rows]`."""
+
+    @abstractmethod
+    def dot(self, values: Tensor) -> Tensor:
+        """Every row applied to `values` `[batch or 1, *shape]`: `[batch, rows]`."""
+
+    @abstractmethod
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """The rows' absolute values applied to `values`: `[batch, rows]`."""
+
+    def abs_dots(self, *values: Tensor) -> list[Tensor]:
+        """`abs_dot` for several values."""
+        return [self.abs_dot(v) for v in values]
+
+    @abstractmethod
+    def scale(self, factor: Tensor) -> Form:
+        """Every coefficient times `factor` `[batch or 1, *shape]`."""
+
+    @abstractmethod
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
+        """Positive coefficients times one factor, negative ones times another."""
+
+    @abstractmethod
+    def pull(self, op: Pullable) -> Form:
+        """The same functions, seen from the input of the affine op that made this node (without its bias)."""
+
+    @abstractmethod
+    def dense(self) -> Dense:
+        """The same form with every coefficient written out."""
+
+    def view(self, shape: Shape) -> Form:
+        """The same coefficients over a reshaped value."""
+        return self.dense().view(shape)
+
+    def negative(self) -> Form:
+        """The form times -1."""
+        return self.dense().negative()
+
+    def plus(self, other: Form) -> Form:
+        """The sum of two forms over the same node."""
+        return self.dense().plus(other)
+
+    def patches_like(self, other: Patches) -> Patches | None:
+        """This form in windows on the same grid as `other`, where that is possible."""
+        return None
+
+    @property
+    def windowed(self) -> bool:
+        """Whether `combine` is cheap."""
+        return False
+
+    def combine(self, rows: Rows) -> Dense:
+        """Linear combinations of these rows."""
+        return self.dense().combine(rows)
+
+    def columns(self, index: Tensor) -> Tensor | None:
+        """`[batch, count, rows]`: the coefficients at some entries `[batch, count]`, or None if that is not cheap."""
+        return None
+
+    def rows(self) -> Rows | None:
+        """The coefficients as plain rows to multiply other forms with, where they are stored like that."""
+        return None

@@ -1,0 +1,173 @@
+"""Forms with every coefficient written out, and their lazy product with a diagonal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polycert.forms.base import Form, Pullable, Rows, Shape
+
+
+@dataclass(frozen=True)
+class Dense(Form):
+    """`coef`: `[batch or 1, rows, *shape]`; a leading 1 is shared by all samples."""
+
+    coef: Tensor
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """Shape of the node, without the batch."""
+        return tuple(self.coef.shape[2:])
+
+    @property
+    def length(self) -> int:
+        """Entries of the node."""
+        return math.prod(self.shape)
+
+    def coefficients(self) -> Tensor:
+        """`[batch or 1, rows, entries]`."""
+        return self.coef.flatten(2)
+
+    def align(self, values: Tensor) -> Tensor:
+        """`[batch, 1, entries]`."""
+        return values.flatten(1).unsqueeze(1)
+
+    def collect(self, sums: Tensor) -> Tensor:
+        """Already `[batch, rows]`."""
+        return sums
+
+    def dot(self, values: Tensor) -> Tensor:
+        """One product for all samples where the coefficients are shared."""
+        return rows_dot(self.coefficients(), values.flatten(1))
+
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """As `dot` with absolute coefficients."""
+        return self.abs_dots(values)[0]
+
+    def abs_dots(self, *values: Tensor) -> list[Tensor]:
+        """The absolute coefficients are made once."""
+        coef = self.coefficients().abs()
+        return [rows_dot(coef, v.flatten(1)) for v in values]
+
+    def scale(self, factor: Tensor) -> Form:
+        """Elementwise; put off where the coefficients are shared and the factor is not."""
+        if self.coef.shape[0] == 1 and factor.shape[0] > 1:
+            return Scaled(self.coef, factor)
+        return Dense(self.coef * factor.unsqueeze(1))
+
+    def combine(self, rows: Rows) -> Dense:
+        """A matrix product."""
+        left = rows.coef if rows.factor is None else rows.coef * rows.factor.unsqueeze(1)
+        return Dense((left @ self.coefficients()).unflatten(2, self.shape))
+
+    def rows(self) -> Rows:
+        """As they are."""
+        return Rows(self.coefficients(), None)
+
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Dense:
+        """Elementwise, by the sign of each coefficient."""
+        return Dense(split_by_sign(self.coef, positive.unsqueeze(1), negative.unsqueeze(1)))
+
+    def pull(self, op: Pullable) -> Dense:
+        """All rows of all samples as one batch for the op's adjoint."""
+        flat = op.adjoint(self.coef.flatten(0, 1))
+        return Dense(flat.reshape(*self.coef.shape[:2], *op.in_shape))
+
+    def dense(self) -> Dense:
+        """Itself."""
+        return self
+
+    def view(self, shape: Shape) -> Dense:
+        """Reshape the node's axes."""
+        return Dense(self.coef.reshape(*self.coef.shape[:2], *shape))
+
+    def negative(self) -> Dense:
+        """Elementwise."""
+        return Dense(-self.coef)
+
+    def plus(self, other: Form) -> Dense:
+        """Elementwise."""
+        return Dense(self.coef + other.dense().coef)
+
+
+def split_by_sign(coef: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    return torch.where(coef >= 0, positive, negative) * coef
+
+
+def rows_dot(coef: Tensor, values: Tensor) -> Tensor:
+    """`[batch or 1, rows, n] . [batch or 1, n]` without copying what is shared."""
+    if coef.shape[0] == 1:
+        return values @ coef[0].T
+    if values.shape[0] == 1:
+        return coef @ values[0]
+    return (coef @ values.unsqueeze(2)).squeeze(2)
+
+
+@dataclass(frozen=True)
+class Scaled(Form):
+    """Rows shared by all samples times one factor per sample and entry, multiplied out only where needed."""
+
+    coef: Tensor  # [1, rows, *shape]
+    factor: Tensor  # [batch, *shape]
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """Shape of the node, without the batch."""
+        return tuple(self.coef.shape[2:])
+
+    @property
+    def length(self) -> int:
+        """Entries of the node, and one product for the factor."""
+        return math.prod(self.shape) + 1
+
+    def coefficients(self) -> Tensor:
+        """Multiplied out."""
+        return self.dense().coefficients()
+
+    def align(self, values: Tensor) -> Tensor:
+        """As the dense form."""
+        return values.flatten(1).unsqueeze(1)
+
+    def collect(self, sums: Tensor) -> Tensor:
+        """As the dense form."""
+        return sums
+
+    def dot(self, values: Tensor) -> Tensor:
+        """The factor goes to the values: one product for all samples."""
+        return rows_dot(self.coef.flatten(2), (self.factor * values).flatten(1))
+
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """As `dot` with absolute coefficients."""
+        return self.abs_dots(values)[0]
+
+    def abs_dots(self, *values: Tensor) -> list[Tensor]:
+        """The absolute coefficients are made once."""
+        coef, factor = self.coef.flatten(2).abs(), self.factor.abs()
+        return [rows_dot(coef, (factor * v).flatten(1)) for v in values]
+
+    def scale(self, factor: Tensor) -> Scaled:
+        """Factors multiply."""
+        return Scaled(self.coef, self.factor * factor)
+
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
+        """Multiplied out: the sign matters."""
+        return self.dense().split_scale(positive, negative)
+
+    def pull(self, op: Pullable) -> Form:
+        """Multiplied out."""
+        return self.dense().pull(op)
+
+    def dense(self) -> Dense:
+        """Multiplied out."""
+        return Dense(self.coef * self.factor.unsqueeze(1))
+
+    def view(self, shape: Shape) -> Scaled:
+        """Reshape both."""
+        return Scaled(self.coef.reshape(1, -1, *shape), self.factor.reshape(-1, *shape))
+
+    def rows(self) -> Rows:
+        """As they are."""
+        return Rows(self.coef.flatten(2), self.factor.flatten(1))

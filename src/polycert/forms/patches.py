@@ -1,0 +1,241 @@
+"""Forms that live in windows of an image: the neurons of a convolution, seen from an earlier layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polycert.forms.base import Form, Pullable, Rows, Shape
+from polycert.forms.dense import Dense, split_by_sign
+
+
+@dataclass(frozen=True)
+class Patches(Form):
+    """Rows on a grid over an image, each within a window: a convolution's neurons.
+
+    `coef`: `[batch or 1, positions or 1, out channels, channels, height, width of the window]`; the window of grid
+    position (i, j) starts at pixel `(i * stride - start)`. `masked`: coefficients beyond the border are 0.
+    """
+
+    coef: Tensor
+    shape: Shape
+    grid: tuple[int, int]
+    stride: tuple[int, int]
+    start: tuple[int, int]
+    masked: bool
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Height and width of the window."""
+        return self.coef.shape[-2], self.coef.shape[-1]
+
+    @property
+    def length(self) -> int:
+        """Coefficients of a window."""
+        return math.prod(self.coef.shape[3:])
+
+    def coefficients(self) -> Tensor:
+        """`[batch or 1, positions or 1, out channels, terms]`."""
+        return self.coef.flatten(3)
+
+    def align(self, values: Tensor) -> Tensor:
+        """`[batch, positions, 1, terms]`."""
+        return self._windows(values).unsqueeze(2)
+
+    def collect(self, sums: Tensor) -> Tensor:
+        """Positions and channels to the order of the node that the rows are entries of."""
+        return sums.transpose(1, 2).flatten(1)
+
+    def dot(self, values: Tensor) -> Tensor:
+        """A convolution where the coefficients are shared, else one small product a position."""
+        return self.collect(_grid_dot(self.coefficients(), self._windows(values)))
+
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """As `dot` with absolute coefficients."""
+        return self.abs_dots(values)[0]
+
+    def abs_dots(self, *values: Tensor) -> list[Tensor]:
+        """The absolute coefficients are made once."""
+        coef = self.coefficients().abs()
+        return [self.collect(_grid_dot(coef, self._windows(v))) for v in values]
+
+    def scale(self, factor: Tensor) -> Patches:
+        """Elementwise; the border's factor is 0, which masks."""
+        return self._with(self.coefficients() * self.align(factor))
+
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Patches:
+        """Elementwise, by the sign of each coefficient."""
+        return self._with(split_by_sign(self.coefficients(), self.align(positive), self.align(negative)))
+
+    def pull(self, op: Pullable) -> Form:
+        """The op may keep the window."""
+        return op.pull_patches(self)
+
+    def dense(self) -> Dense:
+        """Scatter every window to its place."""
+        channels, height, width = self.shape
+        index = torch.arange(1, math.prod(self.shape) + 1, device=self.coef.device, dtype=torch.float64)
+        # Entry 0 collects what lies beyond the border.
+        place = self._windows(index.reshape(1, *self.shape)).long()
+        coef = self.coefficients()
+        coef = coef.expand(-1, place.shape[1], -1, -1)
+        place = place.unsqueeze(2).expand_as(coef)
+        full = coef.new_zeros(*coef.shape[:3], channels * height * width + 1).scatter_add(3, place, coef)
+        full = full[..., 1:].transpose(1, 2)
+        return Dense(full.reshape(coef.shape[0], -1, channels, height, width))
+
+    def negative(self) -> Patches:
+        """Elementwise."""
+        return replace(self, coef=-self.coef)
+
+    def plus(self, other: Form) -> Form:
+        """In windows if both are on the same grid, else dense."""
+        fitting = other.patches_like(self)
+        if fitting is None:
+            return self.dense().plus(other)
+        start = tuple(max(a, b) for a, b in zip(self.start, fitting.start, strict=True))
+        end = tuple(max(n - s for n, s in ((f.window[k], f.start[k]) for f in (self, fitting))) for k in (0, 1))
+        mine, theirs = (f._embedded((start[0], start[1]), (end[0], end[1])) for f in (self, fitting))
+        return replace(mine, coef=mine.coef + theirs.coef, masked=mine.masked and theirs.masked)
+
+    def patches_like(self, other: Patches) -> Patches | None:
+        """Itself if the grids agree."""
+        return self if (self.grid, self.stride) == (other.grid, other.stride) else None
+
+    @property
+    def windowed(self) -> bool:
+        """Rows on a grid can be combined position by position."""
+        return True
+
+    def combine(self, rows: Rows) -> Dense:
+        """Linear combinations of these rows: one small product a position, then overlapping windows are added.
+
+        With shared coefficients their factor goes to the windows, so that all samples share one product.
+        """
+        coef, (gh, gw), outs = self.coefficients(), self.grid, self.coef.shape[2]
+        count, batch = rows.coef.shape[1], max(coef.shape[0], rows.batch)
+        left = rows.coef.unflatten(2, (outs, gh * gw))
+        if rows.factor is not None:
+            factor = rows.factor.unflatten(1, (outs, gh * gw)).permute(2, 1, 0).unsqueeze(3)
+            right = (coef.permute(1, 2, 0, 3) * factor).flatten(2)  # [positions, outs, batch * terms]
+            product = left[0].permute(2, 0, 1) @ right
+            tiles = product.reshape(gh, gw, count, batch, *self.coef.shape[3:])
+            image = SumWindows.apply(tiles, self.stride).transpose(0, 1)  # type: ignore[no-untyped-call]
+        else:
+            product = left.permute(0, 3, 1, 2) @ coef
+            tiles = product.reshape(batch, gh, gw, count, *self.coef.shape[3:]).permute(1, 2, 0, 3, 4, 5, 6)
+            image = SumWindows.apply(tiles, self.stride)  # type: ignore[no-untyped-call]
+        return Dense(self._crop(image))
+
+    def _crop(self, image: Tensor) -> Tensor:
+        """The part of the grid's extent that lies on the image, with zeros where the grid does not reach."""
+        (top, left), (height, width) = self.start, self.shape[1:]
+        bottom, right = height + top - image.shape[-2], width + left - image.shape[-1]
+        return F.pad(image, (-left, right, -top, bottom))
+
+    def columns(self, index: Tensor) -> Tensor | None:
+        """Coefficients of all rows at some entries of each sample, `[batch, count] -> [batch, count, rows]`.
+
+        Only for windows shared by all positions and samples, else None.
+        """
+        if self.coef.shape[:2] != (1, 1):
+            return None
+        (kh, kw), (gh, gw), outs = self.window, self.grid, self.coef.shape[2]
+        channel, pixel = index // (self.shape[1] * self.shape[2]), index % (self.shape[1] * self.shape[2])
+        ys, in_y = _touching(pixel // self.shape[2], gh, kh, self.stride[0], self.start[0])
+        xs, in_x = _touching(pixel % self.shape[2], gw, kw, self.stride[1], self.start[1])
+        place = ys.position.unsqueeze(3) * gw + xs.position.unsqueeze(2)  # [batch, entries, ty, tx]
+        tap = (channel[..., None, None] * kh + ys.tap.unsqueeze(3)) * kw + xs.tap.unsqueeze(2)
+        valid = (in_y.unsqueeze(3) & in_x.unsqueeze(2)).flatten(2)
+        weights = self.coefficients()[0, 0].T[tap.flatten(2)] * valid.unsqueeze(3)  # [batch, count, taps, outs]
+        weights = weights.transpose(2, 3)
+        empty = weights.new_zeros(*index.shape, outs, gh * gw)
+        target = place.flatten(2).unsqueeze(2).expand_as(weights)
+        return empty.scatter_add(3, target, weights).flatten(2)
+
+    def mask(self) -> Patches:
+        """The same with explicit zeros beyond the border."""
+        return self if self.masked else self.scale(self.coef.new_ones(1, *self.shape))
+
+    def _with(self, flat: Tensor) -> Patches:
+        return replace(self, coef=flat.unflatten(3, self.coef.shape[3:]), masked=True)
+
+    def _embedded(self, start: tuple[int, int], end: tuple[int, int]) -> Patches:
+        """In a larger window that reaches from `-start` to `end` around the grid's points."""
+        before = (start[0] - self.start[0], start[1] - self.start[1])
+        after = (end[0] + self.start[0] - self.window[0], end[1] + self.start[1] - self.window[1])
+        return replace(self, coef=F.pad(self.coef, (before[1], after[1], before[0], after[0])), start=start)
+
+    def _windows(self, values: Tensor) -> Tensor:
+        """`[batch, channels, height, width]` to `[batch, positions, terms]`, 0 beyond the border."""
+        (kh, kw), (sh, sw), (top, left) = self.window, self.stride, self.start
+        bottom = (self.grid[0] - 1) * sh + kh - top - self.shape[1]
+        right = (self.grid[1] - 1) * sw + kw - left - self.shape[2]
+        padded = F.pad(values, (left, right, top, bottom))
+        tiles = padded.unfold(2, kh, sh).unfold(3, kw, sw)
+        return tiles.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+
+
+class Touching(NamedTuple):
+    """Grid positions whose window holds a pixel, and where in the window, `[..., most]`."""
+
+    position: Tensor
+    tap: Tensor
+
+
+def _touching(pixel: Tensor, grid: int, window: int, stride: int, start: int) -> tuple[Touching, Tensor]:
+    """For each pixel of one axis, the windows that hold it; invalid places are marked and point at 0."""
+    most = -(-window // stride)
+    last = torch.div(pixel + start, stride, rounding_mode="floor")
+    position = last.unsqueeze(-1) - torch.arange(most, device=pixel.device)
+    tap = (pixel + start).unsqueeze(-1) - position * stride
+    valid = (position >= 0) & (position < grid) & (tap < window)
+    return Touching(torch.where(valid, position, 0), torch.where(valid, tap, 0)), valid
+
+
+def _grid_dot(coef: Tensor, windows: Tensor) -> Tensor:
+    """`[batch or 1, positions or 1, rows, n] . [batch or 1, positions, n]` -> `[batch, positions, rows]`."""
+    if coef.shape[:2] == (1, 1):
+        return windows @ coef[0, 0].T
+    if coef.shape[0] == 1:
+        return (windows.transpose(0, 1) @ coef[0].transpose(1, 2)).transpose(0, 1)
+    return (coef @ windows.unsqueeze(3)).squeeze(3)
+
+
+def _sum_windows(windows: Tensor, stride: tuple[int, int]) -> Tensor:
+    """Add windows `[gh, gw, ..., kh, kw]` up where they overlap: `[..., height, width]` of the grid's whole extent.
+
+    First along the rows of the grid, then down its columns: long contiguous additions instead of a scatter.
+    """
+    gh, gw = windows.shape[:2]
+    kh, kw = windows.shape[-2:]
+    (sh, sw), middle = stride, windows.shape[2:-2]
+    bands = windows.new_zeros(gh, *middle, kh, (gw - 1) * sw + kw)
+    for j in range(gw):
+        bands[..., j * sw : j * sw + kw] += windows[:, j]
+    image = windows.new_zeros(*middle, (gh - 1) * sh + kh, bands.shape[-1])
+    for i in range(gh):
+        image[..., i * sh : i * sh + kh, :] += bands[i]
+    return image
+
+
+class SumWindows(torch.autograd.Function):
+    """`_sum_windows` whose gradient is the windows of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, windows: Tensor, stride: tuple[int, int]) -> Tensor:
+        """Add up."""
+        ctx.stride, ctx.window = stride, windows.shape[-2:]
+        return _sum_windows(windows, stride)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Take the windows out again."""
+        (sh, sw), (kh, kw) = ctx.stride, ctx.window
+        tiles = gradient.unfold(-2, kh, sh).unfold(-2, kw, sw)  # [..., gh, gw, kh, kw]
+        return tiles.movedim((-4, -3), (0, 1)), None
