@@ -1,7 +1,7 @@
 """Bounds pulled back to the input (CROWN, Appendix A-B), and the state that all methods share.
 
-Rounding: the claim carried by a backward pass is "rows(x) >= <computed coefficients, node value> + offset - slack". Each step
-adds to the slack what its own arithmetic may have got wrong, weighed by the sizes the node's values can have; the
+Rounding: the claim carried by a backward pass is "rows(x) >= <computed coefficients, node value> + offset - slack".
+Each step adds to the slack what its own arithmetic may have got wrong, weighed by the sizes the node's values can have; the
 computed coefficients are then taken as exact, so errors never compound.
 """
 

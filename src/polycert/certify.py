@@ -74,7 +74,7 @@ def check_finite(graph: Graph, values: Tensor) -> None:
     """Weights that are not finite show in the output."""
     if not bool(torch.isfinite(values).all()):
         raise PolycertError(
-            "the network's output is not finite for these inputs: its weights contain NaN or infinite values, or overflow"
+            "the network's output is not finite for these inputs: its weights hold NaN or infinite values, or overflow"
         )
 
 
@@ -172,7 +172,7 @@ class Judge:
 @contextmanager
 def plain_products() -> Iterator[None]:
     """Convolutions as plain sums of products: fast transforms round differently from the error model."""
-    with torch.backends.nnpack.flags(enabled=False):  # type: ignore[no-untyped-call]
+    with torch.backends.nnpack.flags(enabled=False):
         yield
 
 

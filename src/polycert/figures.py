@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,7 +16,7 @@ from polycert.certify import certify
 from polycert.graph import Network
 from polycert.sets import Ball
 
-STYLE = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}
+STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}
 PEC_COLOUR, LIN_COLOUR, BAD_COLOUR = "#1b6ca8", "#d1495b", "#d1495b"
 
 

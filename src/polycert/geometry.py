@@ -11,8 +11,8 @@ For p > 1 the optimum is `m_i = min(cap_i, t * w_i)` with `w_i = weight_i ** (1 
 root of a function that is concave and piecewise simple in `t`; the greedy of Algorithm 1 is Newton's method on
 it from the left. For p = 1 the box is filled in the order of the weights.
 
-Both return a value on the safe side for any `t` whatever the number of steps: `largest_drop` through the Lagrangian dual,
-`least_norm` because the norm grows with `t` (correction 1 of Algorithm 1: stopped early, it is a *lower* bound).
+Both return a value on the safe side for any `t` whatever the number of steps: `largest_drop` through the Lagrangian
+dual, `least_norm` because the norm grows with `t` (correction 1 of Algorithm 1: stopped early, it is a *lower* bound).
 `relative` widens the result by a rounding error that the caller vouches for.
 """
 

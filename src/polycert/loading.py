@@ -37,8 +37,8 @@ def load(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = 
     """A network from a file.
 
     Args:
-        path: `.safetensors` with its architecture (see `save`); `.npz` with its entry in an `index.json` beside or above
-            it; or a factory `package.module:function` that returns a module, or (module, input shape).
+        path: `.safetensors` with its architecture (see `save`); `.npz` with its entry in an `index.json` beside or
+            above it; or a factory `package.module:function` that returns a module, or (module, input shape).
         weights: for a factory: `.safetensors`, `.npz`, or a `.pt` state dict (read with `weights_only`).
     """
     found = load_module(path, weights)

@@ -1,7 +1,7 @@
 """The largest radius that a method can certify, by search over eps (Section IV-E and Algorithm 3 of the paper).
 
-At every tried eps, `min(eps, d(eps))` is certified, where d is the distance to the envelope built for eps. Only what was
-certified counts: the result is always the lower end of the bracket, itself the outcome of some evaluation.
+At every tried eps, `min(eps, d(eps))` is certified, where d is the distance to the envelope built for eps. Only what
+was certified counts: the result is always the lower end of the bracket, itself the outcome of some evaluation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -64,6 +64,14 @@ class Point(NamedTuple):
     eps: Tensor
     value: Tensor
 
+    def at(self, index: Tensor) -> Point:
+        """Of some samples."""
+        return Point(self.eps[index], self.value[index])
+
+    def put(self, index: Tensor, other: Point) -> Point:
+        """With some samples replaced."""
+        return Point(self.eps.index_put((index,), other.eps), self.value.index_put((index,), other.value))
+
 
 class Bracket(NamedTuple):
     """The state of the search, all `[batch]`, float64: `low` is certified, `high` failed (or is the upper end).
@@ -84,18 +92,16 @@ class Bracket(NamedTuple):
 
     def at(self, index: Tensor) -> Bracket:
         """The state of some samples."""
-        return Bracket(*(Point(*(v[index] for v in f)) if isinstance(f, Point) else f[index] for f in self))
+        parts: list[Any] = [f.at(index) if isinstance(f, Point) else f[index] for f in self]
+        return Bracket(*parts)
 
     def put(self, index: Tensor, other: Bracket) -> Bracket:
         """The state with some samples replaced."""
-        return Bracket(*(_put(mine, index, new) for mine, new in zip(self, other, strict=True)))
-
-
-def _put(mine: Point | Tensor, index: Tensor, new: Point | Tensor) -> Point | Tensor:
-    if isinstance(mine, Point) and isinstance(new, Point):
-        return Point(mine.eps.index_put((index,), new.eps), mine.value.index_put((index,), new.value))
-    assert isinstance(mine, Tensor) and isinstance(new, Tensor)
-    return mine.index_put((index,), new)
+        pairs: list[tuple[Any, Any]] = list(zip(self, other, strict=True))
+        parts: list[Any] = [
+            mine.put(index, new) if isinstance(mine, Point) else mine.index_put((index,), new) for mine, new in pairs
+        ]
+        return Bracket(*parts)
 
 
 def _pick(condition: Tensor, yes: Point, no: Point) -> Point:
@@ -114,8 +120,8 @@ def _guess(bracket: Bracket, tolerance: float) -> Tensor:
     """The best available guess of the crossing that lies inside the bracket, a hair on its failing side.
 
     A failed eps just above the crossing closes the bracket from both ends at once: it is the upper end, and its
-    distance d(eps) the lower. Guesses, best first: a secant on the gap, a parabola through three margins, a power law between
-    two; halving where none fits or one side has come up too often.
+    distance d(eps) the lower. Guesses, best first: a secant on the gap, a parabola through three margins, a power law
+    between two; halving where none fits or one side has come up too often.
     """
     low, high = bracket.low, bracket.high
     step = torch.minimum(torch.full_like(low, 0.3 * tolerance), 0.1 * (high - low))

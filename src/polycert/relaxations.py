@@ -1,6 +1,6 @@
 """Two lines around an activation on an interval: a relaxation chooses the slopes, the activation the offsets.
 
-- `parallel`: both lines have the chord's slope (the paper's relaxation, Appendix A-A): one backward pass serves both sides.
+- `parallel`: both lines have the chord's slope (the paper's relaxation, Appendix A-A): one pass serves both sides.
 - `adaptive`: CROWN's slopes, the lower and the upper chosen apart.
 
 Any slope is sound, because the offset is the extreme value of `f(z) - slope z` (Eq. (8) and (13) of the paper).

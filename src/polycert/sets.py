@@ -243,7 +243,7 @@ def _side(value: float | Array | None, shape: tuple[int, ...], like: Tensor, out
         return side.expand(1, *shape)
     except RuntimeError:
         raise PolycertError(
-            f"the box has shape {tuple(side.shape)} but a sample has shape {shape}: give a number or one bound per feature"
+            f"the box has shape {tuple(side.shape)} but a sample has shape {shape}: give a number or one per feature"
         ) from None
 
 

@@ -56,6 +56,8 @@ def _data(given: options.DataOptions) -> None:
 
     if given.name not in data.NAMES:
         raise BadUsage(f"unknown data set {given.name!r}: the data sets are {', '.join(data.NAMES)}")
+    if given.directory is not None and not given.directory.is_dir():
+        raise BadUsage(f"--dir: there is no folder {str(given.directory)!r}")
     folder = data.fetch(given.name, given.directory, None if given.quiet else tell)
     Console(highlight=False).print(str(folder), soft_wrap=True, markup=False)
 

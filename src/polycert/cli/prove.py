@@ -54,7 +54,7 @@ def certify_command(options: CertifyOptions) -> None:
         job = prepare(options, ball, asked)
         done = in_slices(job, bar, "certifying", ask)
     certs = Certificates.join(done.parts)
-    frame = certs.to_frame()
+    frame = certs.to_frame().assign(norm=f"{asked.norm:g}")
     counts = frame["status"].value_counts()
     figures = certs.summary()
     rows = {
@@ -72,10 +72,8 @@ def radius_command(options: RadiusOptions) -> None:
     with usage():
         _check(options)
         asked = plan(options)
-        upper, tolerance = (
-            parsing.number(options.upper, "--upper"),
-            parsing.number(options.tolerance, "--tolerance"),
-        )
+        upper = parsing.number(options.upper, "--upper")
+        tolerance = parsing.number(options.tolerance, "--tolerance")
         if options.strategy not in STRATEGIES:
             raise BadUsage(f"unknown strategy {options.strategy!r}: choose one of {', '.join(STRATEGIES)}")
         if not 0 < tolerance < upper < float("inf"):
@@ -172,4 +170,4 @@ def _show(title: str, rows: Rows) -> None:
     table.add_column(justify="right")
     for name, value in rows.items():
         table.add_row(name, Text(value))
-    Console(highlight=False).print(Group(Text(title, overflow="fold"), table))
+    Console(highlight=False).print(Group(Text(title, no_wrap=True, overflow="ignore"), table), crop=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -55,6 +56,8 @@ def plan(options: Proof) -> Plan:
         raise BadUsage("give either --dataset NAME or --inputs FILE")
     if options.dataset is not None and options.dataset not in data.NAMES:
         raise BadUsage(f"unknown data set {options.dataset!r}: the data sets are {', '.join(data.NAMES)}")
+    if options.data_dir is not None and not options.data_dir.is_dir():
+        raise BadUsage(f"--data-dir: there is no folder {str(options.data_dir)!r}")
     if options.weights is not None and Path(options.model).exists():
         raise BadUsage(f"--weights goes with package.module:function; {options.model!r} carries its own")
     if options.threads is not None:
@@ -113,19 +116,31 @@ def _read(options: Proof) -> tuple[Tensor, Tensor | None, str]:
     arrays = _read_npz(options.inputs)
     if "x" not in arrays or arrays["x"].ndim < 2 or len(arrays["x"]) == 0:
         raise PolycertError(f"{options.inputs.name} must hold samples x [n, …], and may hold labels y [n]")
-    try:
-        x = torch.from_numpy(arrays["x"])
-        y = torch.from_numpy(np.atleast_1d(arrays["y"])) if "y" in arrays else None
-    except TypeError as error:
-        raise PolycertError(f"{options.inputs.name} must hold numbers: {error}") from None
+    x, y = (_numbers(arrays[name], name) if name in arrays else None for name in ("x", "y"))
+    assert x is not None
     return x, y, options.inputs.name
+
+
+def _numbers(array: np.ndarray, name: str) -> Tensor:
+    """Whole numbers as int64, others as they are, in the machine's byte order."""
+    kind = array.dtype.kind
+    if kind not in "biuf" or array.dtype.itemsize > 8:
+        raise PolycertError(f"the array {name} must hold real numbers of at most 64 bits, got {array.dtype}")
+    dtype = array.dtype.newbyteorder("=") if kind == "f" else np.int64
+    return torch.from_numpy(np.atleast_1d(array).astype(dtype))
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise PolycertError(f"there is no file {str(path)!r}")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in ("x", "y") if name in arrays.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise PolycertError(f"cannot read {path.name} as an .npz of plain arrays: {error}") from None
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise PolycertError(f"{path.name} holds a single array: save x and y with numpy.savez")
+        with found:
+            return {name: found[name] for name in ("x", "y") if name in found.files}
+    except PolycertError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = "it holds Python objects, which are never loaded" if "pickle" in str(error) else str(error)
+        raise PolycertError(f"cannot read {path.name} as an .npz of plain arrays: {reason}") from None

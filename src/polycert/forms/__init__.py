@@ -8,8 +8,8 @@ A form holds, for every sample of a batch and every row, the coefficients of one
 - `Patches`: a row lives in a small window of an image (a neuron of a convolution);
 - `Dense`: everything, the fallback that every form can turn into.
 
-Nothing outside this folder asks which form it has: ops call `form.pull(op)`, and an op with a structure of its own offers it
-through `pull_identity`, `pull_patches` or `pull_differences`.
+Nothing outside this folder asks which form it has: ops call `form.pull(op)`, and an op with a structure of its own
+offers it through `pull_identity`, `pull_patches` or `pull_differences`.
 """
 
 from polycert.forms.base import Form, Pullable, Rows, Shape

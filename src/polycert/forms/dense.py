@@ -94,6 +94,7 @@ class Dense(Form):
 
 
 def split_by_sign(coef: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Positive coefficients times one factor, negative ones times another."""
     return torch.where(coef >= 0, positive, negative) * coef
 
 

@@ -234,7 +234,7 @@ class SumWindows(torch.autograd.Function):
         return _sum_windows(windows, stride)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Take the windows out again."""
         (sh, sw), (kh, kw) = ctx.stride, ctx.window
         tiles = gradient.unfold(-2, kh, sh).unfold(-2, kw, sw)  # [..., gh, gw, kh, kw]

@@ -89,10 +89,10 @@ class Captured(Network):
         variable = _variable(nodes, signature.user_inputs[0])
         unknown = [n for n in calls if n.name in variable and str(n.target) not in RULES and n in _needed(result)]
         if unknown:
+            known = ", ".join(sorted({name.split(".")[1].rstrip("_") for name in RULES}))
             listed = ", ".join(sorted({f"{n.target} (node '{n.name}')" for n in unknown}))
             raise PolycertError(
-                f"no rule for {listed}: rewrite the model with supported ops "
-                f"({', '.join(sorted({name.split('.')[1].rstrip('_') for name in RULES}))}) or add a rule in polycert/rules"
+                f"no rule for {listed}: rewrite the model with supported ops ({known}) or add a rule in polycert/rules"
             )
         network = Captured(module, program, input_shape, _shape(result), calls, result, has_softmax, dtype, device)
         network.bind()
@@ -117,7 +117,8 @@ class Captured(Network):
         for call in self.calls:
             if call not in needed:
                 continue
-            args, kwargs = fx.node.map_arg((call.args, call.kwargs), lambda n: known[n.name])
+            resolved: Any = fx.node.map_arg((call.args, call.kwargs), lambda n: known[n.name])
+            args, kwargs = resolved
             sources = tuple(a.index for a in args if isinstance(a, Value))
             if not sources:  # a constant: computed from the live tensors, so still differentiable
                 known[call.name] = call.target(*args, **kwargs)  # type: ignore[operator]

@@ -33,7 +33,7 @@ class MatMul(Affine):
         return (self.weight.shape[1], self.weight.shape[0])
 
     @cached_property
-    def bias(self) -> Tensor | None:  # type: ignore[override]
+    def bias(self) -> Tensor | None:
         """One offset per output, the same along the other axes."""
         return None if self.offset is None else self.offset.expand(1, *self.out_shape)
 
@@ -86,7 +86,7 @@ class Conv2d(Affine):
         return (per_group * kh * kw, out // self.groups * kh * kw)
 
     @cached_property
-    def bias(self) -> Tensor | None:  # type: ignore[override]
+    def bias(self) -> Tensor | None:
         """One offset per channel."""
         return None if self.offset is None else self.offset.reshape(1, -1, 1, 1).expand(1, *self.out_shape)
 
