@@ -177,10 +177,10 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, module: nn.Sequ
         pc.load(tmp_path / "net.safetensors")
 
 
+@pytest.mark.xfail(strict=True, reason="half-precision weights are widened without a word")
 def test_half_precision_weights_are_refused(tmp_path: Path, module: nn.Module) -> None:
     path = tmp_path / "net.safetensors"
     pc.save(module.half(), path, ARCHITECTURE, SHAPE)
-    pytest.xfail("half-precision weights are widened without a word")
     with pytest.raises(pc.PolycertError, match="float32 or float64"):
         pc.load(path)
 
@@ -283,7 +283,7 @@ class Trap:
 def test_a_pickle_is_never_executed(tmp_path: Path, factories: str, plain: bool) -> None:
     trace, path = tmp_path / "executed", tmp_path / "w.pt"
     if plain:
-        path.write_bytes(pickle.dumps(Trap(trace)))
+        path.write_bytes(pickle.dumps(Trap(trace), protocol=2))
     else:
         torch.save({"1.weight": Trap(trace)}, path)
     with pytest.raises(pc.PolycertError, match="safely"):

@@ -23,7 +23,7 @@ COLUMNS = {
     "status", "dtype", "norm", "method", "relaxation", "rigorous",
 }  # fmt: skip
 READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
-    ".csv": lambda path: pd.read_csv(path, float_precision="round_trip"),
+    ".csv": lambda path: pd.read_csv(path, converters={"radius": float}),  # pandas' own parser may round
     ".json": lambda path: pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))),
     ".parquet": pd.read_parquet,
 }
@@ -107,10 +107,15 @@ def test_formats_read_back_the_same(tmp_path: Path, suffix: str) -> None:
     assert [str(value) for value in back["norm"]] == ["inf"] * 8
 
 
-@pytest.mark.parametrize("suffix", READERS)
-def test_a_radius_is_never_rounded_up(tmp_path: Path, suffix: str) -> None:
-    if suffix == ".json":
-        pytest.xfail("the .json writer rounds to 15 digits, up as well as down")
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        ".csv",
+        ".parquet",
+        pytest.param(".json", marks=pytest.mark.xfail(strict=True, reason="the writer rounds to 15 digits")),
+    ],
+)
+def test_a_radius_is_never_rounded(tmp_path: Path, suffix: str) -> None:
     radius = torch.tensor([1 / 3, 2 / 3, 1e-17, 0.1 + 2**-55], dtype=torch.float64)
     path = tmp_path / f"records{suffix}"
     replace(certificates(4), radius=radius).save(path)

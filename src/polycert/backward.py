@@ -1,8 +1,8 @@
 """Bounds pulled back to the input (CROWN, Appendix A-B), and the state that all methods share.
 
 Rounding: the claim carried by a backward pass is "rows(x) >= <computed coefficients, node value> + offset - slack".
-Each step adds to the slack what its own arithmetic may have got wrong, weighed by the sizes the node's values can have; the
-computed coefficients are then taken as exact, so errors never compound.
+Each step adds to the slack what its own arithmetic may have got wrong, weighed by the sizes the node's values can have;
+the computed coefficients are then taken as exact, so errors never compound.
 """
 
 from __future__ import annotations
@@ -249,20 +249,23 @@ def _linear_slack(run: Pass, node: Node, op: Linear, form: Form) -> Tensor | flo
 
 def backward(run: Pass, start: int, form: Form, side: int, which: int = 0) -> Bound:
     """CROWN's bound of rows over a node as a function of the input (Appendix A-B)."""
-    return _concrete(run, pull(run, start, form, side, which), side)[0]
+    return _bound(run, pull(run, start, form, side, which), side)
 
 
-def _concrete(run: Pass, pulled: Pulled, side: int) -> tuple[Bound, Tensor, Tensor]:
-    """The bound of one side, and numbers `lower, upper` over the region.
-
-    Of the numbers only the asked side is valid, unless the relaxation has one slope.
-    """
+def _bound(run: Pass, pulled: Pulled, side: int) -> Bound:
+    """One side of the rows as a function of the input."""
     at_input = pulled.forms[0]
     slack = input_slack(run, at_input, pulled.slack)
-    low, high = run.region.extremes(at_input, run.rounding)
+    return Bound(at_input, _offset(run, pulled, slack, side), slack)
+
+
+def _offset(run: Pass, pulled: Pulled, slack: Tensor | None, side: int) -> Tensor:
+    """The constant part of one side, `[batch, rows]`."""
     width = pulled.spread if slack is None else pulled.spread + slack
-    offset = low.new_zeros(low.shape) + pulled.middle + side * width
-    return Bound(at_input, offset, slack), low + (pulled.middle - width), high + (pulled.middle + width)
+    offset = pulled.middle + side * width
+    if not isinstance(offset, Tensor):  # neither bias nor activation on the way
+        offset = pulled.forms[0].dot(torch.zeros_like(run.region.x))
+    return offset.expand(len(run.region.x), -1)
 
 
 def input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
@@ -281,11 +284,14 @@ def hidden_by_backward(run: Pass, index: int) -> Interval:
         form = Identity(node.shape, run.like)
         one_slope = _one_slope(run, index, which)
         pulled = pull(run, index, form, LOWER, which, keep=one_slope)
-        bound, low, high = _concrete(run, pulled, LOWER)
+        below = _bound(run, pulled, LOWER)
+        low, high = run.region.extremes(below.form, run.rounding)
+        low, high = low + below.offset, high + _offset(run, pulled, below.slack, UPPER)
         if one_slope:
-            _keep_shortcut(run, index, which, pulled, bound)
+            _keep_shortcut(run, index, which, pulled, below)
         else:
-            high = _concrete(run, pull(run, index, form, UPPER, which), UPPER)[2]
+            above = backward(run, index, form, UPPER, which)
+            high = run.region.extremes(above.form, run.rounding)[1] + above.offset
         found.append(Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)))
     return _intersection(found)
 

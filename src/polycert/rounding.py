@@ -1,8 +1,8 @@
 """A-priori rounding-error terms: what turns a computed bound into a proof about the real-valued network.
 
 The standard model of floating point: each operation is exact up to a factor `1 + delta`, `|delta| <= u`, plus an
-underflow below the smallest normal number. A sum of products of `n` terms, in whatever order, fused or not, is then wrong by at
-most `gamma(n) = n u / (1 - n u)` times the sum of the terms' sizes.
+underflow below the smallest normal number. A sum of products of `n` terms, in whatever order, fused or not, is then
+wrong by at most `gamma(n) = n u / (1 - n u)` times the sum of the terms' sizes.
 """
 
 from dataclasses import dataclass

@@ -140,7 +140,7 @@ class SShaped(Activation):
     def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Extreme at the ends or at the points `-t`, `t` where the slope touches.
 
-        The touching points carry no gradient of their own: the derivative vanishes there, so `d extent / d slope = -+t`.
+        Touching points carry no gradient of their own: the derivative vanishes there, so `d extent / d slope = -+t`.
         """
         slope = slope / (self.outer * self.inner)
         lower, upper = self.inner * lower, self.inner * upper
