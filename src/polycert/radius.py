@@ -22,7 +22,7 @@ from polycert.graph import Network
 from polycert.memory import batch_size_for
 from polycert.methods import get_method, get_relaxations
 from polycert.records import save_frame
-from polycert.sets import Array, Ball, Region
+from polycert.sets import Array, Ball, Minimum, Region
 
 MAX_EVALUATIONS = 100
 
@@ -183,7 +183,7 @@ def largest_radius(
     method: str = "crown",
     relaxation: str = "parallel",
     strategy: str = "root",
-    minimum: str = "joint",
+    minimum: Minimum = "open",
     rigorous: bool = True,
     batch_size: int | None = None,
     memory: int | None = None,
@@ -205,7 +205,7 @@ def largest_radius(
     if not (math.isfinite(upper) and upper > 0) or not 0 < tolerance < upper:
         raise PolycertError(f"need 0 < tolerance < upper, got tolerance {tolerance} and upper {upper}")
     network, inputs = as_inputs(net, x)
-    ball = Ball(norm, upper, low, high, minimum=minimum)  # type: ignore[arg-type]
+    ball = Ball(norm, upper, low, high, minimum=minimum)
     region = ball.at(inputs)
     judge = Judge(network, method, relaxation, rigorous)
     batch = batch_size or batch_size_for(judge.graph, memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -57,8 +57,9 @@ def progress_bar(*, quiet: bool) -> Iterator[Progress]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        bar.add_task("loading", total=None)
+    bar = Progress(*columns, console=console, transient=True)
+    bar.add_task("loading", total=None)
+    with nullcontext() if quiet or not console.is_terminal else bar:
         yield bar
 
 

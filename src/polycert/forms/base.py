@@ -128,6 +128,10 @@ class Form(ABC):
         """This form in windows on the same grid as `other`, where that is possible."""
         return None
 
+    def with_coefficients(self, coef: Tensor) -> Form:
+        """The same structure with other coefficients, given as `coefficients()` gives them."""
+        return self.dense().with_coefficients(coef)
+
     @property
     def windowed(self) -> bool:
         """Whether `combine` is cheap."""

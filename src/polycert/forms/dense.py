@@ -58,6 +58,10 @@ class Dense(Form):
             return Scaled(self.coef, factor)
         return Dense(self.coef * factor.unsqueeze(1))
 
+    def with_coefficients(self, coef: Tensor) -> Dense:
+        """Shaped as the node."""
+        return Dense(coef.unflatten(2, self.shape))
+
     def combine(self, rows: Rows) -> Dense:
         """A matrix product."""
         left = rows.coef if rows.factor is None else rows.coef * rows.factor.unsqueeze(1)

@@ -66,11 +66,12 @@ class Patches(Form):
 
     def scale(self, factor: Tensor) -> Patches:
         """Elementwise; the border's factor is 0, which masks."""
-        return self._with(self.coefficients() * self.align(factor))
+        return replace(self.with_coefficients(self.coefficients() * self.align(factor)), masked=True)
 
     def split_scale(self, positive: Tensor, negative: Tensor) -> Patches:
         """Elementwise, by the sign of each coefficient."""
-        return self._with(split_by_sign(self.coefficients(), self.align(positive), self.align(negative)))
+        coef = split_by_sign(self.coefficients(), self.align(positive), self.align(negative))
+        return replace(self.with_coefficients(coef), masked=True)
 
     def pull(self, op: Pullable) -> Form:
         """The op may keep the window."""
@@ -106,6 +107,10 @@ class Patches(Form):
     def patches_like(self, other: Patches) -> Patches | None:
         """Itself if the grids agree."""
         return self if (self.grid, self.stride) == (other.grid, other.stride) else None
+
+    def with_coefficients(self, coef: Tensor) -> Patches:
+        """In the same windows."""
+        return replace(self, coef=coef.unflatten(3, self.coef.shape[3:]))
 
     @property
     def windowed(self) -> bool:
@@ -161,9 +166,6 @@ class Patches(Form):
     def mask(self) -> Patches:
         """The same with explicit zeros beyond the border."""
         return self if self.masked else self.scale(self.coef.new_ones(1, *self.shape))
-
-    def _with(self, flat: Tensor) -> Patches:
-        return replace(self, coef=flat.unflatten(3, self.coef.shape[3:]), masked=True)
 
     def _embedded(self, start: tuple[int, int], end: tuple[int, int]) -> Patches:
         """In a larger window that reaches from `-start` to `end` around the grid's points."""
