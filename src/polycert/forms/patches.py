@@ -18,8 +18,9 @@ from polycert.forms.dense import Dense, split_by_sign
 class Patches(Form):
     """Rows on a grid over an image, each within a window: a convolution's neurons.
 
-    `coef`: `[batch or 1, positions or 1, out channels, channels, height, width of the window]`; the window of grid
+    `coef`: `[batch or 1, positions or 1, out channels, height, channels, width of the window]`; the window of grid
     position (i, j) starts at pixel `(i * stride - start)`. `masked`: coefficients beyond the border are 0.
+    Rows of the window come before channels so that a shift by rows is a shift in memory.
     """
 
     coef: Tensor
@@ -32,7 +33,7 @@ class Patches(Form):
     @property
     def window(self) -> tuple[int, int]:
         """Height and width of the window."""
-        return self.coef.shape[-2], self.coef.shape[-1]
+        return self.coef.shape[-3], self.coef.shape[-1]
 
     @property
     def length(self) -> int:
@@ -120,28 +121,29 @@ class Patches(Form):
     def combine(self, rows: Rows) -> Dense:
         """Linear combinations of these rows: one small product a position, then overlapping windows are added.
 
-        With shared coefficients their factor goes to the windows, so that all samples share one product.
+        Sample by sample, so that products are still in the cache when they are added; and with the rows last, so that
+        windows are added in long contiguous runs.
         """
-        coef, (gh, gw), outs = self.coefficients(), self.grid, self.coef.shape[2]
-        count, batch = rows.coef.shape[1], max(coef.shape[0], rows.batch)
-        left = rows.coef.unflatten(2, (outs, gh * gw))
-        if rows.factor is not None:
-            factor = rows.factor.unflatten(1, (outs, gh * gw)).permute(2, 1, 0).unsqueeze(3)
-            right = (coef.permute(1, 2, 0, 3) * factor).flatten(2)  # [positions, outs, batch * terms]
-            product = left[0].permute(2, 0, 1) @ right
-            tiles = product.reshape(gh, gw, count, batch, *self.coef.shape[3:])
-            image = SumWindows.apply(tiles, self.stride).transpose(0, 1)  # type: ignore[no-untyped-call]
-        else:
-            product = left.permute(0, 3, 1, 2) @ coef
-            tiles = product.reshape(batch, gh, gw, count, *self.coef.shape[3:]).permute(1, 2, 0, 3, 4, 5, 6)
-            image = SumWindows.apply(tiles, self.stride)  # type: ignore[no-untyped-call]
-        return Dense(self._crop(image))
+        (gh, gw), outs = self.grid, self.coef.shape[2]
+        coef = self.coefficients().transpose(2, 3)  # [batch or 1, positions or 1, terms, outs]
+        left = rows.coef.unflatten(2, (outs, gh * gw)).permute(0, 3, 2, 1).contiguous()  # [.., positions, outs, rows]
+        factor = None if rows.factor is None else rows.factor.unflatten(1, (outs, gh * gw)).transpose(1, 2)
+        images: list[Tensor] = []
+        for sample in range(max(len(coef), rows.batch)):
+            weights = left[sample if len(left) > 1 else 0]
+            if factor is not None:
+                weights = weights * factor[sample].unsqueeze(2)
+            product = coef[sample if len(coef) > 1 else 0] @ weights
+            windows = product.reshape(gh, gw, *self.coef.shape[3:], product.shape[2])
+            images.append(Overlap.apply(windows, self.stride))  # type: ignore[no-untyped-call]
+        return Dense(self._on_image(torch.stack(images)))
 
-    def _crop(self, image: Tensor) -> Tensor:
-        """The part of the grid's extent that lies on the image, with zeros where the grid does not reach."""
-        (top, left), (height, width) = self.start, self.shape[1:]
-        bottom, right = height + top - image.shape[-2], width + left - image.shape[-1]
-        return F.pad(image, (-left, right, -top, bottom))
+    def _on_image(self, image: Tensor) -> Tensor:
+        """`[batch, height, channels, width, rows]` of the grid's extent as coefficients over the image."""
+        (top, left), (_, height, width) = self.start, self.shape
+        bottom, right = height + top - image.shape[1], width + left - image.shape[3]
+        cropped = F.pad(image.transpose(1, 2), (0, 0, -left, right, -top, bottom))
+        return cropped.contiguous().permute(0, 4, 1, 2, 3)
 
     def columns(self, index: Tensor) -> Tensor | None:
         """Coefficients of all rows at some entries of each sample, `[batch, count] -> [batch, count, rows]`.
@@ -155,7 +157,7 @@ class Patches(Form):
         ys, in_y = _touching(pixel // self.shape[2], gh, kh, self.stride[0], self.start[0])
         xs, in_x = _touching(pixel % self.shape[2], gw, kw, self.stride[1], self.start[1])
         place = ys.position.unsqueeze(3) * gw + xs.position.unsqueeze(2)  # [batch, entries, ty, tx]
-        tap = (channel[..., None, None] * kh + ys.tap.unsqueeze(3)) * kw + xs.tap.unsqueeze(2)
+        tap = (ys.tap.unsqueeze(3) * self.shape[0] + channel[..., None, None]) * kw + xs.tap.unsqueeze(2)
         valid = (in_y.unsqueeze(3) & in_x.unsqueeze(2)).flatten(2)
         weights = self.coefficients()[0, 0].T[tap.flatten(2)] * valid.unsqueeze(3)  # [batch, count, taps, outs]
         weights = weights.transpose(2, 3)
@@ -171,7 +173,7 @@ class Patches(Form):
         """In a larger window that reaches from `-start` to `end` around the grid's points."""
         before = (start[0] - self.start[0], start[1] - self.start[1])
         after = (end[0] + self.start[0] - self.window[0], end[1] + self.start[1] - self.window[1])
-        return replace(self, coef=F.pad(self.coef, (before[1], after[1], before[0], after[0])), start=start)
+        return replace(self, coef=F.pad(self.coef, (before[1], after[1], 0, 0, before[0], after[0])), start=start)
 
     def _windows(self, values: Tensor) -> Tensor:
         """`[batch, channels, height, width]` to `[batch, positions, terms]`, 0 beyond the border."""
@@ -180,7 +182,7 @@ class Patches(Form):
         right = (self.grid[1] - 1) * sw + kw - left - self.shape[2]
         padded = F.pad(values, (left, right, top, bottom))
         tiles = padded.unfold(2, kh, sh).unfold(3, kw, sw)
-        return tiles.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+        return tiles.permute(0, 2, 3, 4, 1, 5).flatten(3).flatten(1, 2)
 
 
 class Touching(NamedTuple):
@@ -209,35 +211,28 @@ def _grid_dot(coef: Tensor, windows: Tensor) -> Tensor:
     return (coef @ windows.unsqueeze(3)).squeeze(3)
 
 
-def _sum_windows(windows: Tensor, stride: tuple[int, int]) -> Tensor:
-    """Add windows `[gh, gw, ..., kh, kw]` up where they overlap: `[..., height, width]` of the grid's whole extent.
+class Overlap(torch.autograd.Function):
+    """Add windows `[gh, gw, kh, channels, kw, rows]` up where they overlap: `[height, channels, width, rows]`.
 
-    First along the rows of the grid, then down its columns: long contiguous additions instead of a scatter.
+    The gradient is the windows of the gradient.
     """
-    gh, gw = windows.shape[:2]
-    kh, kw = windows.shape[-2:]
-    (sh, sw), middle = stride, windows.shape[2:-2]
-    bands = windows.new_zeros(gh, *middle, kh, (gw - 1) * sw + kw)
-    for j in range(gw):
-        bands[..., j * sw : j * sw + kw] += windows[:, j]
-    image = windows.new_zeros(*middle, (gh - 1) * sh + kh, bands.shape[-1])
-    for i in range(gh):
-        image[..., i * sh : i * sh + kh, :] += bands[i]
-    return image
-
-
-class SumWindows(torch.autograd.Function):
-    """`_sum_windows` whose gradient is the windows of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, windows: Tensor, stride: tuple[int, int]) -> Tensor:
-        """Add up."""
-        ctx.stride, ctx.window = stride, windows.shape[-2:]
-        return _sum_windows(windows, stride)
+        """First along the lines of the grid, then down."""
+        (sh, sw), (gh, gw, kh, channels, kw, rows) = stride, windows.shape
+        ctx.stride, ctx.window = stride, (kh, kw)
+        bands = windows.new_zeros(gh, kh, channels, (gw - 1) * sw + kw, rows)
+        for j in range(gw):
+            bands[:, :, :, j * sw : j * sw + kw] += windows[:, j]
+        image = windows.new_zeros((gh - 1) * sh + kh, *bands.shape[2:])
+        for i in range(gh):
+            image[i * sh : i * sh + kh] += bands[i]
+        return image
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Take the windows out again."""
         (sh, sw), (kh, kw) = ctx.stride, ctx.window
-        tiles = gradient.unfold(-2, kh, sh).unfold(-2, kw, sw)  # [..., gh, gw, kh, kw]
-        return tiles.movedim((-4, -3), (0, 1)), None
+        tiles = gradient.unfold(0, kh, sh).unfold(2, kw, sw)  # [gh, channels, gw, rows, kh, kw]
+        return tiles.permute(0, 2, 4, 1, 5, 3), None

@@ -87,7 +87,7 @@ class Identity(Form):
     def _one_pixel(self) -> Patches:
         channels, height, width = self.shape
         eye = torch.eye(channels, dtype=self.like.dtype, device=self.like.device)
-        coef = eye.reshape(1, 1, channels, channels, 1, 1)
+        coef = eye.reshape(1, 1, channels, 1, channels, 1)
         return Patches(coef, self.shape, (height, width), stride=(1, 1), start=(0, 0), masked=True)
 
 

@@ -126,7 +126,7 @@ class Conv2d(Affine):
     def pull_identity(self, form: Identity) -> Form:
         """The kernel as a window on the output's grid, shared by all positions and samples."""
         return Patches(
-            self.kernel[None, None],
+            self.kernel.transpose(1, 2)[None, None],
             self.in_shape,
             (self.out_shape[1], self.out_shape[2]),
             self.stride,
@@ -139,19 +139,32 @@ class Conv2d(Affine):
         reach = [(w - 1) * s + k for w, s, k in zip(form.window, self.stride, self.kernel.shape[2:], strict=True)]
         if reach[0] > self.in_shape[1] and reach[1] > self.in_shape[2]:
             return form.dense().pull(self)  # the window would be larger than the image
-        masked = form.mask()
-        matrix = self._window_matrix(masked.window)
-        coef = masked.coefficients() @ matrix.flatten(1)
         (sh, sw), (ph, pw) = self.stride, self.padding
         start = (form.start[0] * sh + ph, form.start[1] * sw + pw)
         return Patches(
-            coef.unflatten(3, matrix.shape[1:]),
+            self._widen_windows(form.mask().coef, (reach[0], reach[1])),
             self.in_shape,
             form.grid,
             (form.stride[0] * sh, form.stride[1] * sw),
             start,
             masked=start == (0, 0),
         )
+
+    def _widen_windows(self, coef: Tensor, reach: Pair) -> Tensor:
+        """Windows over the output `[..., kh, C', kw]` as windows over the input, one line of them at a time.
+
+        A line of a window weighs the same lines of the input wherever it is, only further down: one matrix for all.
+        """
+        lines, channels, width = coef.shape[3:]
+        eye = torch.eye(channels * width, dtype=coef.dtype, device=coef.device)
+        spread = F.conv_transpose2d(eye.reshape(-1, channels, 1, width), self.kernel, stride=self.stride)
+        matrix = spread.transpose(1, 2).flatten(1)  # [C' kw, kernel height * C * reach]
+        flat, line = coef.flatten(4).flatten(0, 2), self.in_shape[0] * reach[1]
+        wide = coef.new_zeros(flat.shape[0], reach[0] * line)
+        for i in range(lines):
+            begin = i * self.stride[0] * line
+            wide[:, begin : begin + matrix.shape[1]].addmm_(flat[:, i], matrix)
+        return wide.reshape(*coef.shape[:3], reach[0], self.in_shape[0], reach[1])
 
     @cached_property
     def kernel(self) -> Tensor:
@@ -169,13 +182,6 @@ class Conv2d(Affine):
             wide[:, :, :: self.dilation[0], :: self.dilation[1]] = weight
             weight = wide
         return weight
-
-    def _window_matrix(self, window: Pair) -> Tensor:
-        """Row k: what entry k of a window of the output weighs in the input: `[C' kh kw, C, KH, KW]`."""
-        channels = self.out_shape[0]
-        size = channels * window[0] * window[1]
-        eye = torch.eye(size, dtype=self.weight.dtype, device=self.weight.device)
-        return F.conv_transpose2d(eye.reshape(size, channels, *window), self.kernel, stride=self.stride)
 
 
 @dataclass(frozen=True, eq=False)
