@@ -120,7 +120,8 @@ def exact_drop(weight: Vector, cap: Vector, eps: float, norm: float) -> mpmath.m
         e, p = mpmath.mpf(float(eps)), mpmath.mpf(norm)
 
         def at(k: mpmath.mpf) -> list[mpmath.mpf]:
-            return [min(b, (a * mpmath.exp(k)) ** (1 / (p - 1))) if a > 0 else mpmath.mpf(0) for a, b in zip(w, c, strict=True)]
+            free = [(a * mpmath.exp(k)) ** (1 / (p - 1)) if a > 0 else mpmath.mpf(0) for a in w]
+            return [min(b, m) for b, m in zip(c, free, strict=True)]
 
         low, high = mpmath.mpf(-3000), mpmath.mpf(3000)
         for _ in range(170):

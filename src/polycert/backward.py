@@ -64,12 +64,12 @@ class Pass:
 
     graph: Graph
     region: Region
-    relaxations: tuple[Relaxation, ...]
+    relaxation: Relaxation
     hidden: Callable[[Pass, int], Interval]
     rounding: Rounding | None = None
     intervals: dict[int, Interval] = field(default_factory=dict)
-    shortcuts: dict[tuple[int, int], Shortcut] = field(default_factory=dict)
-    _lines: dict[tuple[int, int], Lines] = field(default_factory=dict)
+    shortcuts: dict[int, Shortcut] = field(default_factory=dict)
+    _lines: dict[int, Lines] = field(default_factory=dict)
     _sizes: dict[int, Tensor] = field(default_factory=dict)
 
     @property
@@ -90,14 +90,13 @@ class Pass:
             self.intervals[index] = self.region.box if index == 0 else self.hidden(self, index)
         return self.intervals[index]
 
-    def lines(self, index: int, which: int = 0) -> Lines:
+    def lines(self, index: int) -> Lines:
         """The relaxation of an activation node."""
-        key = (index, which)
-        if key not in self._lines:
+        if index not in self._lines:
             node = self.graph.nodes[index]
             assert isinstance(node.op, Activation)
-            self._lines[key] = self.relaxations[which](node.op, self.interval(node.inputs[0]), self.rounding)
-        return self._lines[key]
+            self._lines[index] = self.relaxation(node.op, self.interval(node.inputs[0]), self.rounding)
+        return self._lines[index]
 
     def size(self, index: int) -> Tensor:
         """An upper bound of the absolute value of a node (only rounding terms need it)."""
@@ -144,11 +143,11 @@ class Sums:
         spread, slack = form.abs_dots(half, _activation_error(self.run, node, lines, form))
         self.spread, self.slack = self.spread + spread, self.slack + slack
 
-    def jump(self, form: Form, rows: Rows, short: Shortcut, which: int) -> None:
+    def jump(self, form: Form, rows: Rows, short: Shortcut) -> None:
         """Rows over a node with a shortcut: everything between it and the input at once."""
         self.middle = self.middle + form.dot(short.middle.unflatten(1, form.shape))
         for index, inner in short.inner.items():
-            self.spread = self.spread + _spread_at(rows, inner, half_gap(self.run.lines(index, which)).flatten(1))
+            self.spread = self.spread + _spread_at(rows, inner, half_gap(self.run.lines(index)).flatten(1))
         if self.run.rounding is not None and short.slack is not None and short.reach is not None:
             error = short.slack + 2 * self.run.rounding.gamma(form.length) * short.reach
             self.slack = self.slack + form.abs_dot(error.unflatten(1, form.shape))
@@ -172,9 +171,7 @@ def _spread_at(rows: Rows, inner: Form, half: Tensor) -> Tensor:
     return (half.gather(1, index).unsqueeze(1) @ rows.times(columns).abs()).squeeze(1)
 
 
-def pull(
-    run: Pass, start: int, form: Form, side: int, which: int = 0, *, through: bool = True, keep: bool = False
-) -> Pulled:
+def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, keep: bool = False) -> Pulled:
     """Pull rows over node `start` back to the input, or (`through=False`) to the nearest activations.
 
     `side` says which bound is wanted where the two lines of an activation differ. With one slope both sides have the
@@ -198,14 +195,14 @@ def pull(
         here, node = waiting.pop(index), run.graph.nodes[index]
         if index in merged:
             sums.merged(here, index)
-        short, rows = run.shortcuts.get((index, which)), here.rows()
+        short, rows = run.shortcuts.get(index), here.rows()
         if node.op is None or (isinstance(node.op, Activation) and not through):
             forms[index] = here
         elif through and short is not None and rows is not None:
-            sums.jump(here, rows, short, which)
+            sums.jump(here, rows, short)
             send(0, short.at_input.combine(rows))
         elif isinstance(node.op, Activation):
-            lines = run.lines(index, which)
+            lines = run.lines(index)
             sums.activation(here, node, lines)
             if keep:
                 passed[index] = here
@@ -247,9 +244,9 @@ def _linear_slack(run: Pass, node: Node, op: Linear, form: Form) -> Tensor | flo
     return 0.0 if error is None else form.abs_dot(error)
 
 
-def backward(run: Pass, start: int, form: Form, side: int, which: int = 0) -> Bound:
+def backward(run: Pass, start: int, form: Form, side: int) -> Bound:
     """CROWN's bound of rows over a node as a function of the input (Appendix A-B)."""
-    return _bound(run, pull(run, start, form, side, which), side)
+    return _bound(run, pull(run, start, form, side), side)
 
 
 def _bound(run: Pass, pulled: Pulled, side: int) -> Bound:
@@ -279,24 +276,20 @@ def input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
 def hidden_by_backward(run: Pass, index: int) -> Interval:
     """Pull the node's own entries to the input: once for both sides with one slope, else once for each."""
     node = run.graph.nodes[index]
-    found: list[Interval] = []
-    for which in range(len(run.relaxations)):
-        form = Identity(node.shape, run.like)
-        one_slope = _one_slope(run, index, which)
-        pulled = pull(run, index, form, LOWER, which, keep=one_slope)
-        below = _bound(run, pulled, LOWER)
-        low, high = run.region.extremes(below.form, run.rounding)
-        low, high = low + below.offset, high + _offset(run, pulled, below.slack, UPPER)
-        if one_slope:
-            _keep_shortcut(run, index, which, pulled, below)
-        else:
-            above = backward(run, index, form, UPPER, which)
-            high = run.region.extremes(above.form, run.rounding)[1] + above.offset
-        found.append(Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)))
-    return _intersection(found)
+    form, one_slope = Identity(node.shape, run.like), _one_slope(run, index)
+    pulled = pull(run, index, form, LOWER, keep=one_slope)
+    below = _bound(run, pulled, LOWER)
+    low, high = run.region.extremes(below.form, run.rounding)
+    low, high = low + below.offset, high + _offset(run, pulled, below.slack, UPPER)
+    if one_slope:
+        _keep_shortcut(run, index, pulled, below)
+    else:
+        above = backward(run, index, form, UPPER)
+        high = run.region.extremes(above.form, run.rounding)[1] + above.offset
+    return Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape))
 
 
-def _keep_shortcut(run: Pass, index: int, which: int, pulled: Pulled, bound: Bound) -> None:
+def _keep_shortcut(run: Pass, index: int, pulled: Pulled, bound: Bound) -> None:
     """Keep a node's form for later rows, where it has windows and spares them at least one activation."""
     if not (pulled.passed and bound.form.windowed):
         return
@@ -304,22 +297,15 @@ def _keep_shortcut(run: Pass, index: int, which: int, pulled: Pulled, bound: Bou
     reach = None
     if run.rounding is not None:
         reach = bound.form.abs_dot(run.region.magnitude) + middle.abs() + pulled.spread
-    run.shortcuts[index, which] = Shortcut(bound.form, middle, pulled.passed, bound.slack, reach)
+    run.shortcuts[index] = Shortcut(bound.form, middle, pulled.passed, bound.slack, reach)
 
 
-def _one_slope(run: Pass, index: int, which: int) -> bool:
+def _one_slope(run: Pass, index: int) -> bool:
     needed = set(run.graph.ancestors(index))
-    return all(run.lines(k, which).shared for k in run.graph.activations if k in needed)
+    return all(run.lines(k).shared for k in run.graph.activations if k in needed)
 
 
-def _intersection(found: list[Interval]) -> Interval:
-    lower, upper = found[0]
-    for other in found[1:]:
-        lower, upper = torch.maximum(lower, other.lower), torch.minimum(upper, other.upper)
-    return Interval(lower, upper)
-
-
-def final_by_backward(run: Pass, form: Form, side: int) -> list[Bound]:
-    """One bound a relaxation."""
+def final_by_backward(run: Pass, form: Form, side: int) -> Bound:
+    """Pull the rows over the output to the input."""
     run.prepare(run.graph.output)
-    return [backward(run, run.graph.output, form, side, which) for which in range(len(run.relaxations))]
+    return backward(run, run.graph.output, form, side)

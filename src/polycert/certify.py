@@ -19,7 +19,7 @@ from polycert.errors import PolycertError
 from polycert.forms import Dense, Form, Identity
 from polycert.graph import Graph, Network, capture
 from polycert.memory import batch_size_for
-from polycert.methods import get_method, get_relaxations, start
+from polycert.methods import get_method, get_relaxations, passes
 from polycert.records import Certificates
 from polycert.rounding import Rounding
 from polycert.rules import Affine
@@ -307,11 +307,11 @@ def bounds(
     graph = network.trainable() if torch.is_grad_enabled() else network.bind()
     region = ball.at(inputs)
     rounding = Rounding(graph.dtype, 4 * len(graph.nodes) + 16) if rigorous else None
-    run = start(graph, region, method, relaxation, rounding)
+    runs = passes(graph, region, method, relaxation, rounding)
     form, shape = _spec_form(graph, spec)
     final = get_method(method).final
-    lower = torch.stack([_value(region, b, rounding, 0) for b in final(run, form, LOWER)]).amax(0)
-    upper = torch.stack([_value(region, b, rounding, 1) for b in final(run, form, UPPER)]).amin(0)
+    lower = torch.stack([_value(region, b, rounding, 0) for b in (final(run, form, LOWER) for run in runs)]).amax(0)
+    upper = torch.stack([_value(region, b, rounding, 1) for b in (final(run, form, UPPER) for run in runs)]).amin(0)
     return Bounds(lower.reshape(-1, *shape), upper.reshape(-1, *shape))
 
 

@@ -14,7 +14,7 @@ from polycert.errors import PolycertError
 from polycert.forms import Dense, Differences, Form
 from polycert.geometry import dual_norm, least_norm
 from polycert.graph import Graph
-from polycert.methods import get_method, start
+from polycert.methods import get_method, passes
 from polycert.rounding import Rounding
 from polycert.sets import Region
 
@@ -146,9 +146,10 @@ def envelopes(
     graph: Graph, region: Region, label: Tensor, method: str, relaxation: str, rounding: Rounding | None
 ) -> list[Envelope]:
     """The envelopes of a batch, one for each relaxation in use."""
-    run = start(graph, region, method, relaxation, rounding)
     form, classes = margin_rows(graph, label)
-    return [_envelope(bound, classes, region, rounding) for bound in get_method(method).final(run, form, LOWER)]
+    final = get_method(method).final
+    runs = passes(graph, region, method, relaxation, rounding)
+    return [_envelope(final(run, form, LOWER), classes, region, rounding) for run in runs]
 
 
 def _envelope(bound: Bound, classes: Tensor, region: Region, rounding: Rounding | None) -> Envelope:

@@ -98,7 +98,7 @@ def hidden_by_forward(run: Pass, index: int) -> Interval:
     return Interval((low + middle - width).reshape(-1, *node.shape), (high + middle + width).reshape(-1, *node.shape))
 
 
-def final_by_forward(run: Pass, form: Form, side: int) -> list[Bound]:
+def final_by_forward(run: Pass, form: Form, side: int) -> Bound:
     """Fuse the last affine layers with the rows, then combine the forward forms they end at."""
     forward = _forward_pass(run)
     run.prepare(run.graph.output)
@@ -118,4 +118,4 @@ def final_by_forward(run: Pass, form: Form, side: int) -> list[Bound]:
     total = input_slack(run, at_input, slack)
     width = spread if total is None else spread + total
     offset = at_input.dot(run.region.x) * 0 + middle + side * width
-    return [Bound(at_input, offset, total)]
+    return Bound(at_input, offset, total)

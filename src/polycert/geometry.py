@@ -41,6 +41,7 @@ def largest_drop(weight: Tensor, cap: Tensor | None, eps: Tensor, norm: float, r
         return largest_drop(weight.double(), cap.double(), eps.double(), norm, relative).to(weight.dtype)
     if math.isinf(norm):
         return (weight * torch.minimum(cap, eps[..., None])).sum(-1) * (1 + 2 * relative)
+    weight, cap = torch.broadcast_tensors(weight, cap)
     solve = _drop_by_filling if norm == 1 else _drop_by_scaling
     joint = solve(weight, cap, eps, norm) * (1 + 8 * relative)
     return torch.minimum(joint, (weight * cap).nan_to_num(posinf=math.inf).sum(-1) * (1 + 2 * relative))

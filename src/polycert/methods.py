@@ -20,7 +20,7 @@ from polycert.errors import PolycertError
 from polycert.forms import Dense, Form
 from polycert.forward import ForwardPass, final_by_forward, hidden_by_forward
 from polycert.graph import Graph
-from polycert.relaxations import RELAXATIONS, Relaxation
+from polycert.relaxations import RELAXATIONS, Relaxation, parallel
 from polycert.rounding import Rounding
 from polycert.rules import Interval
 from polycert.sets import Region
@@ -35,7 +35,7 @@ def hidden_by_interval(run: Pass, index: int) -> Interval:
     return node.op.interval(*(run.interval(i) for i in node.inputs), rounding=run.rounding)
 
 
-def final_by_interval(run: Pass, form: Form, side: int) -> list[Bound]:
+def final_by_interval(run: Pass, form: Form, side: int) -> Bound:
     """Fuse the last affine layers with the rows, then take intervals: a bound whose slope is zero."""
     if not run.graph.depends_on_activation[run.graph.output]:
         return final_by_backward(run, form, side)
@@ -51,16 +51,16 @@ def final_by_interval(run: Pass, form: Form, side: int) -> list[Bound]:
     rows = part.dot(centre) * 0
     zero = Dense(run.like.new_zeros(1, rows.shape[1], *run.graph.input_shape))
     if run.rounding is None:
-        return [Bound(zero, rows + total, None)]
+        return Bound(zero, rows + total, None)
     width = rows.detach() + slack * 1.01 + run.rounding.tiny
-    return [Bound(zero, rows + total + side * width, width)]
+    return Bound(zero, rows + total + side * width, width)
 
 
 class Method(NamedTuple):
     """Where hidden bounds come from, and how the final rows are bounded."""
 
     hidden: Callable[[Pass, int], Interval]
-    final: Callable[[Pass, Form, int], list[Bound]]
+    final: Callable[[Pass, Form, int], Bound]
     run: type[Pass] = Pass
     sloped: bool = True
 
@@ -81,15 +81,16 @@ def get_method(name: str) -> Method:
 
 
 def get_relaxations(name: str, method: str) -> tuple[Relaxation, ...]:
-    """The relaxations that a name stands for; `best` is all of them."""
+    """The relaxations that a name stands for; `best` is all of them, each in a pass of its own."""
     if name != "best" and name not in RELAXATIONS:
         raise PolycertError(f"unknown relaxation {name!r}: choose one of {', '.join(RELAXATIONS)}, best")
     if method == "forward" and name != "parallel":
         raise PolycertError("method 'forward' needs one slope for both lines: use relaxation 'parallel'")
-    return tuple(RELAXATIONS.values()) if name == "best" else (RELAXATIONS[name],)
+    # Interval arithmetic has no lines: one pass is enough.
+    return tuple(RELAXATIONS.values()) if name == "best" and method != "ibp" else (RELAXATIONS.get(name, parallel),)
 
 
-def start(graph: Graph, region: Region, method: str, relaxation: str, rounding: Rounding | None = None) -> Pass:
-    """A fresh pass of a method over a region."""
+def passes(graph: Graph, region: Region, method: str, relaxation: str, rounding: Rounding | None = None) -> list[Pass]:
+    """Fresh passes of a method over a region, one for each relaxation."""
     chosen = get_method(method)
-    return chosen.run(graph, region, get_relaxations(relaxation, method), chosen.hidden, rounding)
+    return [chosen.run(graph, region, one, chosen.hidden, rounding) for one in get_relaxations(relaxation, method)]

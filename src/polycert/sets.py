@@ -21,6 +21,7 @@ from polycert.rules.base import Interval
 Array = Tensor | np.ndarray
 Extremes = tuple[Tensor, Tensor]
 Minimum = Literal["open", "joint", "either"]
+JOINT_NUMBERS = 2**22  # numbers that the joint minimum works on at a time
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,7 @@ class Region:
         if math.isinf(self.norm):
             centre, half = self._middle
             return _around(form.dot(centre), form.abs_dot(half) * (1 + 2 * relative))
+        form = form.inside()
         if joint or self.minimum == "joint" or (self.low is None and self.high is None):
             return self._joint(form, relative)
         at_x = form.dot(self.x)
@@ -202,17 +204,22 @@ class Region:
 
     def _joint(self, form: Form, relative: float) -> Extremes:
         """The exact minimum and maximum over ball and box together."""
-        coef, at_x = form.coefficients(), form.dot(self.x)
-        weight = coef.abs()
-        eps = self.radius.reshape(-1, *(1,) * (weight.dim() - 2))
+        at_x = form.dot(self.x)
         if self.low is None and self.high is None:
             return _around(at_x, self._ball_alone(form) * (1 + 2 * relative))
-        below, above = (form.align(room) for room in self.rooms())
-        falling, rising = (
-            form.collect(largest_drop(weight, torch.where(up, above, below), eps, self.norm, relative))
-            for up in (coef < 0, coef > 0)
-        )
-        return at_x - falling, at_x + rising
+        coef = form.coefficients()
+        eps = self.radius.reshape(-1, *(1,) * (coef.dim() - 2))
+        rooms = [form.align(room) for room in self.rooms()]
+        # Coefficients that all samples share are written out here, so a few rows at a time.
+        step = max(1, JOINT_NUMBERS // (len(self.x) * coef[:1, :1].numel()))
+        falling, rising = [], []
+        for begin in range(0, max(coef.shape[1], rooms[0].shape[1]), step):
+            part = coef[:, begin : begin + step] if coef.shape[1] > 1 else coef
+            below, above = (room[:, begin : begin + step] if room.shape[1] > 1 else room for room in rooms)
+            weight = part.abs()
+            falling.append(largest_drop(weight, torch.where(part < 0, above, below), eps, self.norm, relative))
+            rising.append(largest_drop(weight, torch.where(part > 0, above, below), eps, self.norm, relative))
+        return at_x - form.collect(torch.cat(falling, 1)), at_x + form.collect(torch.cat(rising, 1))
 
     def rooms(self) -> tuple[Tensor, Tensor]:
         """How far each coordinate may go down and up inside the ball's own box: `[batch, *shape]` each, rounded up."""

@@ -128,6 +128,10 @@ class Form(ABC):
         """This form in windows on the same grid as `other`, where that is possible."""
         return None
 
+    def inside(self) -> Form:
+        """The same without coefficients that meet no value (beyond an image's border), for norms of rows."""
+        return self
+
     def with_coefficients(self, coef: Tensor) -> Form:
         """The same structure with other coefficients, given as `coefficients()` gives them."""
         return self.dense().with_coefficients(coef)

@@ -165,6 +165,10 @@ class Patches(Form):
         target = place.flatten(2).unsqueeze(2).expand_as(weights)
         return empty.scatter_add(3, target, weights).flatten(2)
 
+    def inside(self) -> Patches:
+        """Zeros beyond the border."""
+        return self.mask()
+
     def mask(self) -> Patches:
         """The same with explicit zeros beyond the border."""
         return self if self.masked else self.scale(self.coef.new_ones(1, *self.shape))
