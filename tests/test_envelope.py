@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -180,6 +181,14 @@ def fifty() -> tuple[nn.Linear, Tensor]:
     return linear(rng.normal(size=(50, 6)), rng.normal(size=50)), torch.as_tensor(rng.uniform(0, 1, (5, 6)))
 
 
+@cache
+def hidden_fifty() -> tuple[nn.Sequential, pc.Network, Tensor]:
+    last, x = fifty()
+    first = linear(np.random.default_rng(5).normal(size=(6, 6)), np.zeros(6))
+    module = nn.Sequential(first, nn.Tanh(), last)
+    return module, pc.capture(module, (6,)), x
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_linear_classifier_with_50_classes(norm: float) -> None:
     net, x = fifty()
@@ -255,8 +264,7 @@ def test_no_label_means_the_prediction() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_one_eps_per_sample(norm: float) -> None:
-    net, x = fifty()
-    module = nn.Sequential(nn.Linear(6, 6).double(), nn.ReLU(), net)
+    _, module, x = hidden_fifty()
     eps = torch.tensor([0.0, 0.05, 0.1, 0.2, 1.0], dtype=F64)
     together = pc.certify(module, x, None, pc.Ball(norm, eps, 0.0, 1.0), batch_size=2)
     assert torch.equal(together.eps, eps)
@@ -296,15 +304,14 @@ class Normal(nn.Module):
         return (x - self.mean.reshape(-1, 1, 1)) / self.std.reshape(-1, 1, 1)
 
 
-@pytest.mark.parametrize("minimum", ["joint", "either"])
+@pytest.mark.parametrize("minimum", ["open", "joint", "either"])
 @pytest.mark.parametrize("box", [(0.0, None), (None, 1.0), (-math.inf, 1.0), (0.0, math.inf)])
 @pytest.mark.parametrize("norm", NORMS)
 def test_half_open_boxes(norm: float, box: tuple, minimum: str) -> None:
     """Open on one side: never better than closed, never worse than no box, and sound."""
-    net, x = fifty()
-    module = nn.Sequential(nn.Linear(6, 6).double(), nn.Tanh(), net)
+    module, net, x = hidden_fifty()
     half, closed, none = (
-        pc.certify(module, x, None, pc.Ball(norm, 0.1, *sides, minimum=minimum))
+        pc.certify(net, x, None, pc.Ball(norm, 0.1, *sides, minimum=minimum))
         for sides in (box, (0.0, 1.0), (None, None))
     )
     assert bool((half.radius >= 0).all())

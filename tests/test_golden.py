@@ -27,7 +27,7 @@ def _names() -> list[str]:
     return sorted(models(shared / "zoo")) if shared else []
 
 
-def _check(shared: Path, name: str, rigour: bool) -> None:
+def _check(shared: Path, name: str, rigour: int | None) -> None:
     try:
         data.fetch(models(shared / "zoo")[name]["dataset"])
     except PolycertError as error:
@@ -43,10 +43,10 @@ def _check(shared: Path, name: str, rigour: bool) -> None:
 
 @pytest.mark.parametrize("name", FAST)
 def test_golden_rows_of_small_networks(shared: Path, name: str) -> None:
-    _check(shared, name, rigour=name == FAST[0])
+    _check(shared, name, rigour=2000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _names())
 def test_golden_rows(shared: Path, name: str) -> None:
-    _check(shared, name, rigour=True)
+    _check(shared, name, rigour=None)

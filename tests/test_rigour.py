@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 
 import mpmath
 import numpy as np
@@ -205,7 +206,7 @@ def test_rounding_to_a_shorter_type_goes_one_way() -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("minimum", ["joint", "either"])
+@pytest.mark.parametrize("minimum", ["open", "joint", "either"])
 def test_extremes_of_a_row_are_rounded_outward(norm: float, minimum: str) -> None:
     """One linear layer in float32 over ball and box, against float64."""
     net = nn.Linear(30, 8, bias=False)
@@ -225,7 +226,8 @@ def test_extremes_of_a_row_are_rounded_outward(norm: float, minimum: str) -> Non
 # --- networks that cancel ------------------------------------------------------------------------------------------
 
 
-def cancelling(seed: int, dtype: torch.dtype = F32) -> tuple[nn.Sequential, Tensor]:
+@cache
+def cancelling(seed: int, dtype: torch.dtype = F32) -> tuple[nn.Sequential, pc.Network, Tensor]:
     """Weights of 1e4 and -1e4 whose sum is next to nothing, so that rounding decides the class."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -238,7 +240,7 @@ def cancelling(seed: int, dtype: torch.dtype = F32) -> tuple[nn.Sequential, Tens
         scale = 8 * torch.finfo(dtype).eps * float(module[2].weight.abs().sum()) * float(module[0].weight.abs().max())
         wanted = (seed % 7 - 3) / 3 * scale
         module[2].bias.copy_(torch.tensor([wanted - float(margin), 0.0], dtype=dtype) + module[2].bias)
-    return module, x
+    return module, pc.capture(module, (3,)), x
 
 
 def fractions(x: Tensor) -> list[Fraction]:
@@ -253,8 +255,7 @@ def exact_margin(module: nn.Sequential, x: list[Fraction], label: int) -> Fracti
 def test_fast_mode_can_be_wrong_and_rigorous_mode_is_not() -> None:
     wrong = certified = 0
     for seed in range(40):
-        module, x = cancelling(seed)
-        net = pc.capture(module, (3,))
+        module, net, x = cancelling(seed)
         for label in (0, 1):
             truth = exact_margin(module, fractions(x[0]), label) > 0
             y = torch.tensor([label])
@@ -272,8 +273,7 @@ def test_fast_mode_can_be_wrong_and_rigorous_mode_is_not() -> None:
 def test_rigorous_bounds_hold_the_exact_value(pair: tuple[str, str], dtype: torch.dtype) -> None:
     fast_misses = 0
     for seed in range(8):
-        module, x = cancelling(seed, dtype)
-        net = pc.capture(module, (3,))
+        module, net, x = cancelling(seed, dtype)
         for eps in (0.0, 1e-3):
             set_ = pc.Ball(math.inf, eps)
             with torch.no_grad():
@@ -300,9 +300,9 @@ def test_certified_radii_hold_in_exact_arithmetic(norm: float, pair: tuple[str, 
     """Points at exactly the certified radius, along rational directions of length 1."""
     seen = 0
     for seed in range(6):
-        module, x = cancelling(seed)
+        module, net, x = cancelling(seed)
         for scale in (1e-8, 1e-5):
-            certs = pc.certify(module, x, None, pc.Ball(norm, scale), method=pair[0], relaxation=pair[1])
+            certs = pc.certify(net, x, None, pc.Ball(norm, scale), method=pair[0], relaxation=pair[1])
             radius = Fraction(float(certs.radius[0]))
             if radius == 0:
                 continue
@@ -316,12 +316,13 @@ def test_certified_radii_hold_in_exact_arithmetic(norm: float, pair: tuple[str, 
 @pytest.mark.parametrize("norm", [1, 2, 3, math.inf])
 def test_the_radius_of_a_linear_net_is_just_below_the_truth(norm: float) -> None:
     """In one dimension every norm is the absolute value, and the border is a rational number."""
-    for seed in range(20):
+    for seed in range(6):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module, x = nn.Sequential(nn.Linear(1, 2)), torch.rand(1, 1)
+        net = pc.capture(module, (1,))
         for box in ((None, None), (0.0, 1.0)):
-            certs = pc.certify(module, x, None, pc.Ball(norm, 5.0, *box))
+            certs = pc.certify(net, x, None, pc.Ball(norm, 5.0, *box))
             label = int(certs.label[0])
             weight = [Fraction(v) for v in module[0].weight.flatten().tolist()]
             gap = exact_margin(module, fractions(x[0]), label)
@@ -364,18 +365,17 @@ def test_weights_that_cancel_in_the_network_itself(make: type[nn.Module], method
     assert bool((exact <= found.upper.double()).all())
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_rigorous_bounds_hold_for_wild_weights(case: Case, seed: int) -> None:
+def test_rigorous_bounds_hold_for_wild_weights(case: Case) -> None:
     """Every op with weights over six orders of magnitude; float64 is the judge."""
     module = fresh(case, F32)
-    sizes = generator(case.seed + seed)
+    sizes = generator(case.seed)
     with torch.no_grad():
         for name, values in [*module.named_parameters(), *module.named_buffers()]:
             if values.is_floating_point() and "var" not in name and "std" not in name:
                 values.mul_(10 ** float(torch.rand(1, generator=sizes) * 5.5 - 2))
     net, x, exact = pc.capture(module, case.shape), inputs(case, F32), in_double(module)
-    for k, (method, relaxation) in enumerate(PAIRS[seed::2]):
+    for k, (method, relaxation) in enumerate(PAIRS[CASES.index(case) % 2 :: 2]):
         norm = NORMS[(CASES.index(case) + k) % len(NORMS)]
         for eps in (0.0, EPS[norm] * 1e-3):
             set_ = ball(norm, eps=eps)
@@ -401,11 +401,11 @@ def test_inputs_longer_than_the_network_are_not_rounded_away() -> None:
 @pytest.mark.parametrize("norm", [300.0, 1000.0])
 def test_a_large_norm_does_not_certify_by_underflow(norm: float) -> None:
     """eps ** norm leaves the range of float64 long before eps is small."""
-    net = nn.Linear(4, 2).double()
+    module = nn.Linear(4, 2).double()
     with torch.no_grad():
-        net.weight.copy_(torch.tensor([[1.0, -0.5, 0.3, 0.2], [-1.0, 0.5, 0.1, 0.0]], dtype=F64))
-        net.bias.zero_()
-    x = torch.tensor([[0.3, 0.5, 0.5, 0.5]], dtype=F64)
+        module.weight.copy_(torch.tensor([[1.0, -0.5, 0.3, 0.2], [-1.0, 0.5, 0.1, 0.0]], dtype=F64))
+        module.bias.zero_()
+    net, x = pc.capture(module, (4,)), torch.tensor([[0.3, 0.5, 0.5, 0.5]], dtype=F64)
     for exponent in np.linspace(-324, -300, 25):
         eps = 10 ** (exponent / norm)
         certs = pc.certify(net, x, torch.tensor([0]), pc.Ball(norm, eps, 0.0, 1.0))

@@ -37,8 +37,9 @@ def attack(
     The random points of a sample depend on `seed` and its position only. Gradients are taken with respect to inputs
     alone, so no parameter's `.grad` changes.
     """
-    network, inputs = as_inputs(net, x)
-    graph, region = network.bind(), ball.at(inputs)
+    network, given = as_inputs(net, x)
+    graph, inputs = network.bind(), given.to(network.dtype)
+    region = ball.at(inputs)
     with torch.no_grad():
         label = as_labels(y, graph.forward(inputs).argmax(1), classes_of(graph))
     best = inputs.clone()

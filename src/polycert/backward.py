@@ -7,6 +7,7 @@ the computed coefficients are then taken as exact, so errors never compound.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -122,9 +123,15 @@ class Sums:
     slack: Tensor | float = 0.0
 
     def merged(self, form: Form, index: int) -> None:
-        """Two forms were added: one rounding per coefficient."""
+        """Two forms were added: one rounding per coefficient of their sum, which may cancel in the next one."""
         if self.run.rounding is not None:
             self.slack = self.slack + form.abs_dot(self.run.rounding.gamma(1) * self.run.size(index))
+
+    def underflow(self, index: int, terms: int) -> None:
+        """Coefficients over node `index` were computed: what underflow took from them, times the node's values."""
+        if self.run.rounding is not None:
+            lost = self.run.rounding.smallest * (terms + 1)
+            self.slack = self.slack + lost * self.run.size(index).flatten(1).sum(1, keepdim=True)
 
     def linear(self, form: Form, node: Node, op: Linear) -> None:
         """Rows over an affine op: its bias, and the error of pulling through it."""
@@ -149,8 +156,10 @@ class Sums:
         for index, inner in short.inner.items():
             self.spread = self.spread + _spread_at(rows, inner, half_gap(self.run.lines(index)).flatten(1))
         if self.run.rounding is not None and short.slack is not None and short.reach is not None:
-            error = short.slack + 2 * self.run.rounding.gamma(form.length) * short.reach
+            longest = max(form.length, *(math.prod(inner.shape) for inner in short.inner.values()))
+            error = short.slack + 2 * self.run.rounding.gamma(longest) * short.reach
             self.slack = self.slack + form.abs_dot(error.unflatten(1, form.shape))
+            self.underflow(0, form.length)
 
 
 def half_gap(lines: Lines) -> Tensor:
@@ -178,23 +187,20 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
     same coefficients, and `middle -+ spread` serves both. `keep`: remember the rows over each activation on the way.
     """
     waiting: dict[int, Form] = {start: form}
-    merged: set[int] = set()
     forms: dict[int, Form] = {}
     passed: dict[int, Form] = {}
     sums = Sums(run)
 
     def send(source: int, pulled: Form) -> None:
         if source in waiting:
-            merged.add(source)
             pulled = waiting[source].plus(pulled)
+            sums.merged(pulled, source)
         waiting[source] = pulled
 
     for index in run.graph.ancestors(start):
         if index not in waiting:
             continue
         here, node = waiting.pop(index), run.graph.nodes[index]
-        if index in merged:
-            sums.merged(here, index)
         short, rows = run.shortcuts.get(index), here.rows()
         if node.op is None or (isinstance(node.op, Activation) and not through):
             forms[index] = here
@@ -206,11 +212,13 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
             sums.activation(here, node, lines)
             if keep:
                 passed[index] = here
+            sums.underflow(node.inputs[0], 1)
             send(node.inputs[0], _scaled(here, lines, side))
         else:
             assert isinstance(node.op, Linear)
             sums.linear(here, node, node.op)
             for source, pulled in zip(node.inputs, node.op.pull(here), strict=True):
+                sums.underflow(source, node.op.backward_terms)
                 send(source, pulled)
     return Pulled(forms, sums.middle, sums.spread, sums.slack, passed)
 

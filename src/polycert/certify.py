@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def as_network(net: Network | nn.Module, x: Tensor) -> Network:
 
 
 def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
-    """Inputs as a tensor of the network's type, or a clear error."""
+    """Inputs as a tensor of the network's type, or in float64 if they came so; or a clear error."""
     given = torch.as_tensor(x)
     if given.dim() < 2 or given.shape[0] == 0:
         raise PolycertError(f"inputs need a batch axis and at least one sample, got shape {tuple(given.shape)}")
@@ -50,10 +50,10 @@ def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
         raise PolycertError(
             f"inputs have samples of shape {tuple(given.shape[1:])} but the network takes {network.input_shape}"
         )
-    given = given.to(network.dtype)
-    if not bool(torch.isfinite(given).all()):
+    wide = given if given.dtype == torch.float64 else given.to(network.dtype)
+    if not bool(torch.isfinite(wide).all()):
         raise PolycertError("inputs contain NaN or infinite values: clean them first")
-    return network, given
+    return network, wide
 
 
 def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:
@@ -79,7 +79,7 @@ def check_finite(graph: Graph, values: Tensor) -> None:
 
 
 def _predict(graph: Graph, x: Tensor, batch: int) -> Tensor:
-    outputs = torch.cat([graph.forward(part) for part in x.split(batch)])
+    outputs = torch.cat([graph.forward(part.to(graph.dtype)) for part in x.split(batch)])
     check_finite(graph, outputs)
     return outputs
 
@@ -98,7 +98,7 @@ class Verdict(NamedTuple):
 def judge(env: Envelope, *, every: bool = False) -> Verdict:
     """Margins over the ball, then distances: of the rows that the ball does not settle, or of `every` row."""
     margins = env.margins()
-    open_rows = ~(margins > 0)
+    open_rows = ~((margins > 0) & torch.isfinite(margins))
     eps = env.region.eps
     distance = torch.where(open_rows, torch.zeros_like(margins), torch.inf).double()
     samples, rows = open_rows.nonzero(as_tuple=True)
@@ -139,7 +139,7 @@ class Judge:
 
     def rounding(self, graph: Graph) -> Rounding | None:
         """The error model of a rigorous run, or None."""
-        return Rounding(graph.dtype, 4 * len(graph.nodes) + 16) if self.rigorous else None
+        return error_model(graph) if self.rigorous else None
 
     def envelope(self, graph: Graph, region: Region, label: Tensor) -> Envelope:
         """The best envelope that the relaxations give."""
@@ -148,16 +148,15 @@ class Judge:
 
     @cached_property
     def _first(self) -> Graph:
-        """Where a rigorous run starts: the own type unless its products are not full precision or its sums too long."""
-        full = torch.get_float32_matmul_precision() == "highest"
-        rounding = Rounding(self.graph.dtype, 4 * len(self.graph.nodes) + 16)
-        usable = full and rounding.usable(longest_sum(self.graph))
-        return self.graph if usable or not self.rigorous else self.double
+        """Where a rigorous run starts: the network's own type, if its arithmetic is what the error model says."""
+        return provable(self.net, self.graph) if self.rigorous else self.graph
 
     def decide(self, region: Region, label: Tensor, *, every: bool = False) -> tuple[Verdict, Tensor]:
         """The verdict of each sample, and whether it was decided in float64; `every`: see `judge`."""
-        with torch.no_grad(), plain_products():
+        with torch.no_grad(), plain_products(self.graph.device):
             first = self._first
+            if self.rigorous and not bool((region.x.to(first.dtype) == region.x).all()):
+                first = self.double  # the claim is about the inputs as given
             verdict = judge(self.envelope(first, region.to(first.dtype), label), every=every)
             in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
             again = verdict.unsettled.nonzero().squeeze(1)
@@ -170,10 +169,38 @@ class Judge:
 
 
 @contextmanager
-def plain_products() -> Iterator[None]:
-    """Convolutions as plain sums of products: fast transforms round differently from the error model."""
-    with torch.backends.nnpack.flags(enabled=False):
+def plain_products(device: torch.device) -> Iterator[None]:
+    """Products as plain sums in the type of their operands: the error model knows no fast transforms, no autocast."""
+    with torch.backends.nnpack.flags(enabled=False), torch.autocast(device.type, enabled=False):
         yield
+
+
+def provable(net: Network, graph: Graph) -> Graph:
+    """The graph itself if its type can carry a proof, else the same in float64; refuses what float64 cannot mend."""
+    if graph.computed:
+        raise PolycertError(
+            f"rigorous bounds need stored weights, but the model computes some (node '{graph.computed[0]}'): "
+            "fold them into parameters, or use rigorous=False"
+        )
+    fits = error_model(graph).usable(longest_sum(graph)) and full_precision(graph.device)
+    return graph if fits or graph.dtype == torch.float64 else net.bind(torch.float64)
+
+
+def error_model(graph: Graph) -> Rounding:
+    """Rounding in a pass over the graph."""
+    return Rounding(graph.dtype, 4 * len(graph.nodes) + 16)
+
+
+def full_precision(device: torch.device) -> bool:
+    """Whether float32 products are computed in float32: on a processor, with no faster mode switched on."""
+    backends = torch.backends.mkldnn
+    modes = [getattr(getattr(backends, name, None), "fp32_precision", "none") for name in ("matmul", "conv")]
+    if device.type != "cpu" or any(mode not in ("none", "ieee") for mode in modes):
+        return False
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # mixed settings have no common name
+        return False
 
 
 def longest_sum(graph: Graph) -> int:
@@ -276,12 +303,22 @@ def envelope(
     Differentiable in the network's parameters. Arguments as in `certify`; the whole batch at once.
     """
     network, inputs = as_inputs(net, x)
-    judge_ = Judge(network, method, relaxation, rigorous)
-    graph = network.trainable() if torch.is_grad_enabled() else judge_.graph
+    graph = _live_graph(network, inputs, rigorous)
     with torch.no_grad():
-        prediction = graph.forward(inputs).argmax(1)
+        prediction = graph.forward(inputs.to(graph.dtype)).argmax(1)
     label = as_labels(y, prediction, classes_of(graph))
-    return judge_.envelope(graph, ball.at(inputs), label)
+    with plain_products(graph.device) if rigorous else nullcontext():
+        judge_ = Judge(network, method, relaxation, rigorous)
+        return judge_.envelope(graph, ball.at(inputs.to(graph.dtype)), label)
+
+
+def _live_graph(network: Network, inputs: Tensor, rigorous: bool) -> Graph:
+    """The graph for one call: live under gradients, in a type that can carry a proof if one is asked for."""
+    graph = network.trainable() if torch.is_grad_enabled() else network.bind()
+    if not rigorous:
+        return graph
+    exact = bool((inputs.to(graph.dtype) == inputs).all())
+    return provable(network, graph) if exact else network.bind(torch.float64)
 
 
 def bounds(
@@ -304,14 +341,16 @@ def bounds(
     network, inputs = as_inputs(net, x)
     if network.softmax:
         raise PolycertError("the network ends in a softmax, which was dropped: bound a model that returns logits")
-    graph = network.trainable() if torch.is_grad_enabled() else network.bind()
-    region = ball.at(inputs)
-    rounding = Rounding(graph.dtype, 4 * len(graph.nodes) + 16) if rigorous else None
-    runs = passes(graph, region, method, relaxation, rounding)
+    graph = _live_graph(network, inputs, rigorous)
+    region = ball.at(inputs.to(graph.dtype))
+    rounding = error_model(graph) if rigorous else None
     form, shape = _spec_form(graph, spec)
     final = get_method(method).final
-    lower = torch.stack([_value(region, b, rounding, 0) for b in (final(run, form, LOWER) for run in runs)]).amax(0)
-    upper = torch.stack([_value(region, b, rounding, 1) for b in (final(run, form, UPPER) for run in runs)]).amin(0)
+    with plain_products(graph.device) if rigorous else nullcontext():
+        runs = passes(graph, region, method, relaxation, rounding)
+        lowers = [_value(region, final(run, form, LOWER), rounding, 0) for run in runs]
+        uppers = [_value(region, final(run, form, UPPER), rounding, 1) for run in runs]
+    lower, upper = torch.stack(lowers).amax(0), torch.stack(uppers).amin(0)
     return Bounds(lower.reshape(-1, *shape), upper.reshape(-1, *shape))
 
 

@@ -57,6 +57,7 @@ class ForwardPass(Pass):
             sizes = op.widen(*(self.reach(part) for part in parts))
             bias = 0.0 if op.bias_magnitude is None else op.bias_magnitude
             spread = spread + 2 * self.rounding.gamma(op.forward_terms) * (sizes + bias)
+            spread = spread + self._underflow(op.forward_terms, spread)
         return Pushed(columns, middle if op.bias is None else middle + op.bias, spread)
 
     def _push_activation(self, index: int, part: Pushed) -> Pushed:
@@ -70,7 +71,14 @@ class ForwardPass(Pass):
             size = slope.abs() * self.reach(part) + torch.maximum(below.abs(), above.abs())
             spread = spread + 4 * self.rounding.gamma(1) * size
             spread = spread if lines.error is None else spread + lines.error
+            spread = spread + self._underflow(1, spread)
         return Pushed(slope.unsqueeze(1) * part.columns, middle, spread)
+
+    def _underflow(self, terms: int, like: Tensor) -> Tensor:
+        """What underflow may have taken from a node's columns, times the input's values."""
+        assert self.rounding is not None
+        total = self.region.magnitude.flatten(1).sum(1) + 1
+        return self.rounding.smallest * (terms + 1) * total.reshape(-1, *(1,) * (like.dim() - 1))
 
     def reach(self, part: Pushed) -> Tensor:
         """Size of all that a forward form adds up."""
@@ -113,6 +121,8 @@ def final_by_forward(run: Pass, form: Form, side: int) -> Bound:
         spread = spread + rows.abs_dot(part.spread)
         if run.rounding is not None:
             slack = slack + rows.abs_dot(3 * run.rounding.gamma(rows.dense().length) * forward.reach(part))
+            lost = run.rounding.smallest * (rows.dense().length + 1)
+            slack = slack + lost * run.region.magnitude.flatten(1).sum(1, keepdim=True)
     assert isinstance(slope, Tensor)
     at_input = Dense(slope.unflatten(2, run.graph.input_shape))
     total = input_slack(run, at_input, slack)

@@ -229,7 +229,7 @@ def _search(
     strategy: Strategy,
 ) -> Radii:
     with torch.no_grad():
-        outputs = judge.graph.forward(region.x)
+        outputs = judge.graph.forward(region.x.to(judge.graph.dtype))
     check_finite(judge.graph, outputs)
     prediction = outputs.argmax(1)
     label = as_labels(y, prediction, classes_of(judge.graph))

@@ -33,6 +33,11 @@ class Rounding:
         """An absolute allowance for underflow, far below anything that matters."""
         return torch.finfo(self.dtype).tiny * 2**20
 
+    @property
+    def smallest(self) -> float:
+        """What a product may lose to underflow: the smallest normal number, as subnormal ones may be flushed."""
+        return torch.finfo(self.dtype).tiny
+
     def gamma(self, terms: int) -> float:
         """Relative error of a sum of `terms` products, with the pass's own additions on top."""
         product = (terms + self.depth) * self.unit

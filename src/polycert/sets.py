@@ -198,9 +198,12 @@ class Region:
         negative = form.with_coefficients(torch.where(coef < 0, size, 0))
         down, up = ((room > 0).to(coef.dtype) for room in self.rooms())
         scale = self._per_row(form, top.squeeze(-1)) * self.radius[:, None]
-        falling = positive.dot(down) + negative.dot(up)
-        rising = positive.dot(up) + negative.dot(down)
-        return _root(falling, order) * scale, _root(rising, order) * scale
+        # Powers of coefficients far below the largest may underflow, and that one may have no room.
+        lost = form.length * torch.finfo(coef.dtype).tiny
+        falling = positive.dot(down) + negative.dot(up) + lost
+        rising = positive.dot(up) + negative.dot(down) + lost
+        alone = self._ball_alone(form)
+        return torch.minimum(_root(falling, order) * scale, alone), torch.minimum(_root(rising, order) * scale, alone)
 
     def _joint(self, form: Form, relative: float) -> Extremes:
         """The exact minimum and maximum over ball and box together."""
@@ -261,7 +264,7 @@ class Region:
             noise = torch.rand(self.x.shape, generator=generator, dtype=self.x.dtype, device=self.x.device) * 2 - 1
             noise = noise.sign() if index % 2 else noise
             if index % 4 >= 2:  # few coordinates moved far: the corners of an l_1 ball
-                noise = noise * (torch.rand(self.x.shape, generator=generator, dtype=self.x.dtype) < 0.2)
+                noise = noise * (torch.rand(self.x.shape, generator=generator, device=self.x.device) < 0.2)
             size = torch.linalg.vector_norm(noise.flatten(1), ord=self.norm, dim=1).clamp(min=1e-30)
             scale = (self.radius / size).reshape(-1, *(1,) * (self.x.dim() - 1))
             draws.append(self.project(self.x + noise * scale))

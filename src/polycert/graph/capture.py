@@ -19,6 +19,14 @@ from polycert.rules import RULES, Call, Op, Value
 
 # The batch while tracing: neither 1 (which squeezes away) nor likely to be a size inside a network.
 TRACE_BATCH = 3
+# Ops that only look at a tensor in another way.
+VIEWS = tuple(
+    f"aten.{name}."
+    for name in (
+        *("t", "view", "reshape", "permute", "transpose", "flatten", "unflatten", "squeeze", "unsqueeze"),
+        *("expand", "detach", "alias", "clone", "contiguous", "_unsafe_view"),
+    )
+)
 SOFTMAX = ("aten.softmax.int", "aten.log_softmax.int", "aten._softmax.default", "aten._log_softmax.default")
 
 
@@ -62,6 +70,7 @@ class Captured(Network):
     calls: tuple[fx.Node, ...]
     result: fx.Node
     has_softmax: bool
+    dropped: str
     default_dtype: torch.dtype
     default_device: torch.device
 
@@ -82,10 +91,10 @@ class Captured(Network):
             )
         nodes = list(program.graph.nodes)
         result = _fx_output(nodes[-1])
-        has_softmax = str(result.target) in SOFTMAX
+        has_softmax, dropped = str(result.target) in SOFTMAX, str(result.target)
         if has_softmax:
             result = _fx_node(result.args[0])
-        calls = tuple(n for n in nodes if n.op == "call_function" and str(n.target) not in SOFTMAX)
+        calls = tuple(n for n in nodes if n.op == "call_function")
         variable = _variable(nodes, signature.user_inputs[0])
         unknown = [n for n in calls if n.name in variable and str(n.target) not in RULES and n in _needed(result)]
         if unknown:
@@ -94,7 +103,10 @@ class Captured(Network):
             raise PolycertError(
                 f"no rule for {listed}: rewrite the model with supported ops ({known}) or add a rule in polycert/rules"
             )
-        network = Captured(module, program, input_shape, _shape(result), calls, result, has_softmax, dtype, device)
+        network = Captured(
+            module, program, input_shape, _shape(result), calls, result, has_softmax, dropped, dtype, device
+        )
+        _refuse_writes_into_views(nodes)
         network.bind()
         return network
 
@@ -114,6 +126,7 @@ class Captured(Network):
         like = torch.empty(0, dtype=dtype or own, device=device)
         needed = _needed(self.result)
         problems: list[str] = []
+        computed: list[str] = []
         for call in self.calls:
             if call not in needed:
                 continue
@@ -122,6 +135,8 @@ class Captured(Network):
             sources = tuple(a.index for a in args if isinstance(a, Value))
             if not sources:  # a constant: computed from the live tensors, so still differentiable
                 known[call.name] = call.target(*args, **kwargs)  # type: ignore[operator]
+                if not str(call.target).startswith(VIEWS):
+                    computed.append(call.name)
                 continue
             try:
                 op = self._op(call, args, kwargs, tuple(nodes[i].shape for i in sources), like)
@@ -132,7 +147,10 @@ class Captured(Network):
             nodes.append(Node(call.name, op, sources, _shape(call)))
         if problems:
             raise PolycertError(f"cannot capture {'; '.join(problems)}")
-        return Graph(prune(nodes, known[self.result.name].index), dtype or own, device)
+        result = known[self.result.name]
+        if not isinstance(result, Value):
+            raise PolycertError("the model's output does not depend on its input")
+        return Graph(prune(nodes, result.index), dtype or own, device, tuple(computed))
 
     def _op(self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor) -> Op:
         batch = call.meta["val"].shape[0] if call.meta["val"].dim() else 0
@@ -197,18 +215,37 @@ def _self_check(model: nn.Module, network: Captured, example: Tensor) -> None:
     """The graph must give what the module gives, on a batch of another size."""
     batch = torch.cat([example, example.flip(0) * 0.5])
     with torch.no_grad():
-        expected, got = model(batch), network(batch)
+        try:
+            expected, got = model(batch), network(batch)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise PolycertError(f"the model works for one size of batch only: {reason}") from None
+    if not isinstance(expected, Tensor):
+        raise PolycertError(f"a network needs one tensor as its output, this one returns {type(expected).__name__}")
     if network.has_softmax:
-        expected, got = expected.softmax(-1).argsort(-1), got.softmax(-1).argsort(-1)
-        if bool((expected != got).float().mean() > 0.01):
-            raise PolycertError("the captured graph does not order the classes as the model does; please report this")
-        return
+        logs = "log_softmax" in str(network.dropped)
+        got = got.log_softmax(-1) if logs else got.softmax(-1)
     scale = expected.abs().amax().clamp(min=1)
     if expected.shape != got.shape or not bool(((expected - got).abs() <= 1e-4 * scale).all()):
         raise PolycertError(
             "the captured graph does not reproduce the model on a random batch; "
             "does its forward depend on data, randomness or the batch?"
         )
+
+
+def _refuse_writes_into_views(nodes: list[fx.Node]) -> None:
+    """A value written through a view changes the tensor behind it, which the traced program does not show."""
+    for position, node in enumerate(nodes):
+        if node.op != "call_function" or not str(node.target).split(".")[1].endswith("_"):
+            continue
+        base = node.args[0]
+        while isinstance(base, fx.Node) and str(base.target).startswith(VIEWS):
+            base = base.args[0]
+            if isinstance(base, fx.Node) and any(user in nodes[position + 1 :] for user in base.users):
+                raise PolycertError(
+                    f"{node.target} (node '{node.name}') writes into a view of '{base.name}', which is used again: "
+                    "use the version without underscore"
+                )
 
 
 def _generator(device: torch.device) -> torch.Generator:

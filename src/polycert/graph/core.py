@@ -30,6 +30,7 @@ class Graph:
     nodes: tuple[Node, ...]
     dtype: torch.dtype
     device: torch.device
+    computed: tuple[str, ...] = ()  # weights that the program computes from stored ones, rounded
 
     @property
     def output(self) -> int:

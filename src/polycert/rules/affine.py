@@ -276,6 +276,11 @@ class Add(Linear):
         """One addition."""
         return 2
 
+    @property
+    def backward_terms(self) -> int:
+        """Nothing is computed."""
+        return 0
+
     def pull(self, form: Form) -> list[Form]:
         """The same form for both, with the sign."""
         return [form if sign > 0 else form.negative() for sign in self.signs]

@@ -66,6 +66,11 @@ class Linear(Op):
 
     @property
     @abstractmethod
+    def backward_terms(self) -> int:
+        """The most terms in a sum of its adjoint."""
+
+    @property
+    @abstractmethod
     def bias(self) -> Tensor | None:
         """The constant part `[1, *out_shape]`, if any."""
 
@@ -102,6 +107,11 @@ class Affine(Linear):
     def forward_terms(self) -> int:
         """See `terms`."""
         return self.terms[0]
+
+    @property
+    def backward_terms(self) -> int:
+        """See `terms`."""
+        return self.terms[1]
 
     def widen(self, *radii: Tensor) -> Tensor:
         """See `absolute`."""
@@ -238,6 +248,8 @@ def rule(*targets: str) -> Callable[[Builder], Builder]:
 def constant_rows(value: Tensor | float, shape: Shape, like: Tensor) -> Tensor:
     """A constant operand broadcast to `[1, *shape]`."""
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=like.dtype, device=like.device)
+    if not tensor.is_floating_point():
+        tensor = tensor.to(like)
     if tensor.dim() > len(shape) + 1 or (tensor.dim() == len(shape) + 1 and tensor.shape[0] != 1):
         raise ValueError(f"a constant of shape {tuple(tensor.shape)} does not fit samples of shape {shape}")
     if tensor.dim() <= len(shape):
