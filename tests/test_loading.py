@@ -110,6 +110,19 @@ def test_loading_is_in_evaluation_mode(tmp_path: Path) -> None:
     assert_same(pc.load(tmp_path / "net.safetensors"), module.eval())
 
 
+def write(module: nn.Module, path: Path, architecture: list[dict[str, object]]) -> None:
+    """A file that `pc.save` would refuse to write."""
+    metadata = {"architecture": json.dumps(architecture), "input_shape": json.dumps(list(SHAPE))}
+    tensors = {key: value.contiguous() for key, value in module.state_dict().items()}
+    safetensors.torch.save_file(tensors, path, metadata=metadata)
+
+
+def test_save_refuses_an_architecture_that_does_not_fit(tmp_path: Path, module: nn.Module) -> None:
+    with pytest.raises(pc.PolycertError, match="do not fit"):
+        pc.save(module, tmp_path / "net.safetensors", cnn((1, 8, 8)), (1, 8, 8))
+    assert not list(tmp_path.iterdir())
+
+
 def test_save_refuses_other_endings(tmp_path: Path, module: nn.Module) -> None:
     with pytest.raises(pc.PolycertError, match=r"\.safetensors"):
         pc.save(module, tmp_path / "net.pt", ARCHITECTURE, SHAPE)
@@ -155,7 +168,7 @@ def test_a_broken_architecture_is_refused(tmp_path: Path, module: nn.Module) -> 
 
 def test_an_unknown_layer_is_refused(tmp_path: Path, module: nn.Module) -> None:
     path = tmp_path / "net.safetensors"
-    pc.save(module, path, [*ARCHITECTURE, {"type": "eval"}], SHAPE)
+    write(module, path, [*ARCHITECTURE, {"type": "eval"}])
     with pytest.raises(pc.PolycertError, match="unknown type 'eval'"):
         pc.load(path)
 
@@ -163,7 +176,7 @@ def test_an_unknown_layer_is_refused(tmp_path: Path, module: nn.Module) -> None:
 def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     other = build([{"type": "flatten"}, {"type": "linear", "in_features": 4, "out_features": 3}])
-    pc.save(other, path, ARCHITECTURE, SHAPE)
+    write(other, path, ARCHITECTURE)
     with pytest.raises(pc.PolycertError, match="do not fit the architecture"):
         pc.load(path)
 
@@ -172,15 +185,14 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path, module: nn.Sequential, value: float) -> None:
     with torch.no_grad():
         module[1].weight[2, 1] = value
-    pc.save(module, tmp_path / "net.safetensors", ARCHITECTURE, SHAPE)
+    write(module, tmp_path / "net.safetensors", ARCHITECTURE)
     with pytest.raises(pc.PolycertError, match="NaN or infinite"):
         pc.load(tmp_path / "net.safetensors")
 
 
-@pytest.mark.xfail(strict=True, reason="half-precision weights are widened without a word")
 def test_half_precision_weights_are_refused(tmp_path: Path, module: nn.Module) -> None:
     path = tmp_path / "net.safetensors"
-    pc.save(module.half(), path, ARCHITECTURE, SHAPE)
+    write(module.half(), path, ARCHITECTURE)
     with pytest.raises(pc.PolycertError, match="float32 or float64"):
         pc.load(path)
 
@@ -318,7 +330,7 @@ def test_weights_go_with_a_factory_only(tmp_path: Path, module: nn.Module) -> No
 
 @pytest.mark.parametrize("name", ["no.safetensors", "no.npz"])
 def test_a_missing_file(tmp_path: Path, name: str) -> None:
-    with pytest.raises(pc.PolycertError, match="there is no model file"):
+    with pytest.raises(pc.PolycertError, match="there is no file"):
         pc.load(tmp_path / name)
 
 

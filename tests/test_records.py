@@ -112,7 +112,7 @@ def test_formats_read_back_the_same(tmp_path: Path, suffix: str) -> None:
     [
         ".csv",
         ".parquet",
-        pytest.param(".json", marks=pytest.mark.xfail(strict=True, reason="the writer rounds to 15 digits")),
+        ".json",
     ],
 )
 def test_a_radius_is_never_rounded(tmp_path: Path, suffix: str) -> None:

@@ -12,8 +12,8 @@ For any `0 <= price <= weight`, `weight . m <= ||price||_q ||m||_p + (weight - p
 - the drop is at most `eps ||price||_q + (weight - price) . cap`, and
 - the norm is at least `(drop - (weight - price) . cap) / ||price||_q`,
 
-with equality for the right prices: the weight itself where a coordinate is free, less where it is full. Prices come
-from the optimum `m_i = min(cap_i, t w_i)`, `w_i = weight_i^(1/(p-1))`, Eq. (5), whose `t` is found by Newton's method on a
+with equality for the right prices: the weight itself where a coordinate is free, less where it is full. They come from
+the optimum `m_i = min(cap_i, t w_i)`, `w_i = weight_i^(1/(p-1))`, Eq. (5), whose `t` is found by Newton's method on a
 concave function from the left, which is the greedy of Algorithm 1; for p = 1 from filling the box in the order of the
 weights. As any prices do, a search that stops early or rounds badly costs tightness, never soundness (correction 1 of
 Algorithm 1), and the gradient is that of the bound with the full coordinates' prices held fixed (envelope theorem).
@@ -51,7 +51,7 @@ def largest_drop(weight: Tensor, cap: Tensor | None, eps: Tensor, norm: float, r
     with torch.no_grad():
         room = cap / torch.where(eps > 0, eps, 1)[..., None]  # of a ball of radius 1, where powers are tame
     prices = _prices(weight, room, None, norm)
-    price = torch.where(prices < weight, prices, weight)
+    price = torch.where((prices >= 0) & (prices < weight), prices, weight)
     joint = (eps * dual_norm(price, norm) + _full(weight, price, cap)) * (1 + 8 * relative)
     return torch.minimum(
         torch.minimum(joint.nan_to_num(nan=math.inf), alone), _full(weight, None, cap) * (1 + 8 * relative)
@@ -72,7 +72,7 @@ def least_norm(weight: Tensor, cap: Tensor | None, drop: Tensor, norm: float, re
     else:
         weight, room = torch.broadcast_tensors(weight, room)
         prices = _prices(weight, room, wanted, norm)
-        price = torch.where(prices < weight, prices, weight)
+        price = torch.where((prices >= 0) & (prices < weight), prices, weight)
         joint = _ratio(wanted - _full(weight, price, room) * (1 + 8 * relative), dual_norm(price, norm))
         alone = _ratio(wanted, dual_norm(weight, norm))
         norms = torch.where(joint > alone, joint, alone)  # Lemma 1 is a bound as well
@@ -150,7 +150,7 @@ def _prices_by_scaling(weight: Tensor, cap: Tensor, drop: Tensor | None, norm: f
     scaled = weight / torch.where(top > 0, top, torch.ones_like(top))
     w = (weight > 0).to(weight.dtype) if math.isinf(norm) else scaled ** (1 / (norm - 1))
     t = _reach_norm(w, cap, norm) if drop is None else _reach_drop(weight, w, cap, drop)
-    share = (cap / (t[..., None] * w)).nan_to_num(nan=1.0, posinf=math.inf)
+    share = (cap / (t[..., None] * w)).nan_to_num(nan=1.0, posinf=math.inf, neginf=math.inf)
     if math.isinf(norm):
         return torch.where(share < 1, torch.zeros_like(weight), weight)
     return torch.where(share < 1, weight * share ** (norm - 1), weight)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from polycert.errors import PolycertError
 from polycert.forms import Shape
 from polycert.graph import Network, capture
 from polycert.models import Architecture, build
+from polycert.records import whole_file
 
 Weights = dict[str, Tensor]
 
@@ -66,22 +67,19 @@ def save(module: nn.Module, path: str | os.PathLike[str], architecture: Architec
     target = Path(path)
     if target.suffix != ".safetensors":
         raise PolycertError(f"models are saved as .safetensors, not {target.name!r}")
+    if not target.resolve().parent.is_dir():
+        raise PolycertError(f"cannot write {str(target)!r}: its folder does not exist; make it first")
+    tensors = {key: value.detach().clone().contiguous() for key, value in module.state_dict().items()}
+    _filled(build(architecture), tensors, target)  # what is written must be readable
     metadata = {"architecture": json.dumps(architecture), "input_shape": json.dumps(list(input_shape))}
-    handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.stem}-")
-    os.close(handle)
-    try:
-        tensors = {key: value.detach().contiguous() for key, value in module.state_dict().items()}
+    with whole_file(target) as name:
         safetensors.torch.save_file(tensors, name, metadata=metadata)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _existing(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
-        raise PolycertError(f"there is no model file {text!r}")
+        raise PolycertError(f"there is no file {text!r}")
     return path
 
 
@@ -92,17 +90,20 @@ def _from_safetensors(path: Path) -> ModelFile:
             f"{path.name} does not say its architecture: save it with polycert, or pass it as --weights to a factory"
         )
     try:
-        architecture = json.loads(metadata["architecture"])
+        module = build(json.loads(metadata["architecture"]))
         shape = tuple(int(n) for n in json.loads(metadata["input_shape"]))
-    except ValueError:
-        raise PolycertError(f"the architecture in {path.name} cannot be read") from None
-    return ModelFile(_filled(build(architecture), weights, path), shape, dict(metadata))
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise PolycertError(f"the architecture in {path.name} cannot be read: {_first_line(error)}") from None
+    return ModelFile(_filled(module, weights, path), shape, dict(metadata))
 
 
 def _from_npz(path: Path) -> ModelFile:
     entry = _index_entry(path)
-    module = build(entry["arch"])
-    return ModelFile(_filled(module, _read_npz(path), path), tuple(entry["input_shape"]), entry)
+    try:
+        module, shape = build(entry["arch"]), tuple(int(n) for n in entry["input_shape"])
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise PolycertError(f"the entry of {path.name} in index.json cannot be read: {_first_line(error)}") from None
+    return ModelFile(_filled(module, _read_npz(path), path), shape, entry)
 
 
 def _index_entry(path: Path) -> dict[str, Any]:
@@ -112,9 +113,13 @@ def _index_entry(path: Path) -> dict[str, Any]:
         if not index.is_file():
             continue
         relative = path.resolve().relative_to(folder).as_posix()
-        for entry in json.loads(index.read_text(encoding="utf-8"))["models"].values():
-            if entry["file"] == relative:
-                return dict(entry)
+        try:
+            entries = list(json.loads(index.read_text(encoding="utf-8"))["models"].values())
+            found = [dict(entry) for entry in entries if entry["file"] == relative]
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise PolycertError(f"{index} is not an index of models: {_first_line(error)}") from None
+        if found:
+            return found[0]
     raise PolycertError(f"no index.json beside or above {path.name} describes it: pass it as --weights to a factory")
 
 
@@ -125,18 +130,24 @@ def _from_onnx(path: Path) -> ModelFile:
 def _from_factory(text: str, weights: str | os.PathLike[str] | None) -> ModelFile:
     module_name, _, function = text.partition(":")
     try:
-        made = getattr(importlib.import_module(module_name), function)()
-    except (ImportError, AttributeError) as error:
-        raise PolycertError(f"cannot import the model factory {text!r}: {error}") from None
-    module, shape = made if isinstance(made, tuple) else (made, getattr(made, "input_shape", None))
-    if not isinstance(module, nn.Module) or shape is None:
+        factory = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise PolycertError(f"cannot import the model factory {text!r}: {_first_line(error)}") from None
+    try:
+        made = factory()
+        module, shape = made if isinstance(made, tuple) else (made, getattr(made, "input_shape", None))
+        sizes = tuple(int(n) for n in shape)
+    except Exception as error:
         raise PolycertError(
-            f"the factory {text!r} must return (module, input_shape), or a module with an input_shape attribute"
-        )
+            f"the factory {text!r} must return (module, input_shape), or a module with an input_shape: "
+            f"{type(error).__name__}: {_first_line(error)}"
+        ) from None
+    if not isinstance(module, nn.Module):
+        raise PolycertError(f"the factory {text!r} must return a module, got {type(module).__name__}")
     if weights is not None:
         path = _existing(os.fspath(weights))
         module = _filled(module, read_weights(path), path)
-    return ModelFile(module.eval(), tuple(shape), {})
+    return ModelFile(module.eval(), sizes, {})
 
 
 def read_weights(path: Path) -> Weights:
@@ -148,10 +159,12 @@ def read_weights(path: Path) -> Weights:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise PolycertError(f"cannot read weights {path.name} safely: {reason}") from None
-    if not isinstance(state, dict):
-        raise PolycertError(f"{path.name} is not a state dict: save model.state_dict()")
+        raise PolycertError(
+            f"cannot read {path.name} safely, without executing what it holds ({type(error).__name__}): "
+            "save model.state_dict() anew, or as .safetensors"
+        ) from None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise PolycertError(f"{path.name} is not a state dict of tensors: save model.state_dict()")
     return state
 
 
@@ -167,14 +180,17 @@ def _read_npz(path: Path) -> Weights:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise PolycertError(f"cannot read {path.name}: {error}") from None
+    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise PolycertError(f"cannot read {path.name} as arrays: {_first_line(error)}") from None
 
 
 def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:
     """The module with the weights, in their own floating-point type."""
     kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
-    if kinds == {torch.float64}:
+    if not kinds <= {torch.float32, torch.float64}:
+        names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise PolycertError(f"the weights in {path.name} must be float32 or float64, got {names}: convert them first")
+    if torch.float64 in kinds:
         module = module.double()
     try:
         module.load_state_dict(weights)
@@ -184,6 +200,10 @@ def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:
     if any(not bool(torch.isfinite(tensor).all()) for tensor in weights.values() if tensor.is_floating_point()):
         raise PolycertError(f"the weights in {path.name} contain NaN or infinite values")
     return module.eval()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 _READERS: dict[str, Callable[[Path], ModelFile]] = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,7 @@ class Certificates:
         frame["status"] = [self._status(k) for k in range(len(self))]
         frame["dtype"] = list(self.dtype)
         for name in ("norm", "method", "relaxation", "rigorous"):
-            frame[name] = str(self.norm) if name == "norm" else getattr(self, name)
+            frame[name] = f"{self.norm:g}" if name == "norm" else getattr(self, name)
         return frame
 
     def _status(self, k: int) -> str:
@@ -109,8 +111,14 @@ class Certificates:
 
 
 def _write_json(frame: pd.DataFrame, path: Path) -> None:
-    records = json.loads(frame.to_json(orient="records", double_precision=15))
+    # Numbers as Python prints them, which reads back exactly: a radius must never be rounded up.
+    rows = frame.to_dict(orient="records")
+    records = [{key: _json_value(value) for key, value in row.items()} for row in rows]
     path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+
+
+def _json_value(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 WRITERS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
@@ -125,6 +133,8 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix not in WRITERS:
         raise PolycertError(f"cannot write {target.name!r}: the name must end in {', '.join(WRITERS)}")
+    if target.is_dir():
+        raise PolycertError(f"cannot write {str(target)!r}: it is a folder")
     if not target.resolve().parent.is_dir():
         raise PolycertError(f"cannot write {str(target)!r}: its folder does not exist; make it first")
     return target
@@ -133,10 +143,17 @@ def check_output(path: str | os.PathLike[str]) -> Path:
 def save_frame(frame: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     """Write records under a temporary name in the same folder, then rename."""
     target = check_output(path)
+    with whole_file(target) as name:
+        WRITERS[target.suffix](frame, name)
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A temporary name beside `target` that takes its place when all is written, and vanishes on failure."""
     handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.stem}-", suffix=target.suffix)
     os.close(handle)
     try:
-        WRITERS[target.suffix](frame, Path(name))
+        yield Path(name)
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, target)
     except BaseException:

@@ -234,18 +234,24 @@ def _self_check(model: nn.Module, network: Captured, example: Tensor) -> None:
 
 
 def _refuse_writes_into_views(nodes: list[fx.Node]) -> None:
-    """A value written through a view changes the tensor behind it, which the traced program does not show."""
-    for position, node in enumerate(nodes):
-        if node.op != "call_function" or not str(node.target).split(".")[1].endswith("_"):
-            continue
-        base = node.args[0]
-        while isinstance(base, fx.Node) and str(base.target).startswith(VIEWS):
-            base = base.args[0]
-            if isinstance(base, fx.Node) and any(user in nodes[position + 1 :] for user in base.users):
+    """A value written in place changes every other view of its tensor, which the traced program does not show."""
+    place = {node: position for position, node in enumerate(nodes)}
+    root: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        source = node.args[0] if node.args else None
+        alias = node.op == "call_function" and (str(node.target).startswith(VIEWS) or _writes(node))
+        root[node] = root[source] if alias and isinstance(source, fx.Node) else node
+    for node in filter(_writes, nodes):
+        for other in nodes[: place[node]]:
+            if root[other] is root[node] and any(place[user] > place[node] for user in other.users):
                 raise PolycertError(
-                    f"{node.target} (node '{node.name}') writes into a view of '{base.name}', which is used again: "
+                    f"{node.target} (node '{node.name}') writes into a tensor that is used again as '{other.name}': "
                     "use the version without underscore"
                 )
+
+
+def _writes(node: fx.Node) -> bool:
+    return node.op == "call_function" and str(node.target).split(".")[1].endswith("_")
 
 
 def _generator(device: torch.device) -> torch.Generator:
