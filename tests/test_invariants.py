@@ -33,7 +33,7 @@ from polycert.forms import Dense, Form, Identity
 from polycert.rules import Affine, Linear
 from polycert.rules.affine import Add, Conv2d
 from polycert.sets import Region
-from solvers import Piecewise
+from solvers import Piecewise, size
 
 F32, F64 = torch.float32, torch.float64
 CASE_BY_NAME = {case.name: case for case in CASES}
@@ -123,6 +123,19 @@ def assert_sound(case: Case, dtype: torch.dtype, pair: tuple[str, str], norm: fl
     linear = torch.einsum("brn,pbn->pbr", env.slope.flatten(2).double(), points.flatten(2)) + env.offset.double()
     assert bool((margins >= linear - tolerance).all())
     assert bool((margins >= env.margins().double() - tolerance).all())
+
+
+@pytest.mark.parametrize("norm", [*NORMS, 1.01, 50, 1000])
+def test_points_of_a_set_lie_in_it(norm: float) -> None:
+    """What is sampled or projected is a witness: in the ball by a norm that does not underflow, and in the box."""
+    x = torch.rand(3, 2, 4, dtype=F64, generator=generator())
+    for eps in (1e-6, 0.1, 0.7):
+        region = pc.Ball(norm, eps, 0.0, 1.0).at(x)
+        far = region.project(x + 5 * random(3, 2, 4))
+        for points in (*region.sample(12, generator(1)), far):
+            assert bool(((points >= 0) & (points <= 1)).all())
+            for move in (points - x).flatten(1).numpy():
+                assert size(move, norm) <= eps * (1 + 1e-7)
 
 
 # Type, box and relaxation go round with case, method and norm: any two meet, at a twelfth of the price of all.

@@ -357,10 +357,15 @@ class Composed(Branches):
 @pytest.mark.parametrize("method", ["ibp", "forward", "crown", "crown-ibp"])
 @pytest.mark.parametrize("make", [Branches, Composed])
 def test_weights_that_cancel_in_the_network_itself(make: type[nn.Module], method: str) -> None:
+    """Weights that the program computes may be refused; a bound that is given must hold."""
     module, x = make(), torch.rand(5, 4, generator=generator())
     with torch.no_grad():
-        found = pc.bounds(module, x, pc.Ball(math.inf, 0.0), method=method, rigorous=True)
         exact = in_double(module)(x.double())
+        try:
+            found = pc.bounds(module, x, pc.Ball(math.inf, 0.0), method=method, rigorous=True)
+        except pc.PolycertError:
+            assert make is Composed
+            return
     assert bool((found.lower.double() <= exact).all())
     assert bool((exact <= found.upper.double()).all())
 
