@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polycert.certify import as_inputs, as_labels
 from polycert.envelope import classes_of
+from polycert.geometry import power_norm
 from polycert.graph import Graph, Network
 from polycert.sets import Array, Ball, Region
 
@@ -87,7 +88,7 @@ def steepest(slope: Tensor, norm: float) -> Tensor:
     power = 1 / (max(norm, 1.5) - 1)
     top = _over(slope.abs().flatten(1).amax(1).clamp(min=1e-30), slope)
     direction = slope.sign() * (slope.abs() / top) ** power
-    length = torch.linalg.vector_norm(direction.flatten(1), ord=norm, dim=1).clamp(min=1e-30)
+    length = power_norm(direction.flatten(1).abs(), norm).clamp(min=1e-30)
     return direction / _over(length, direction)
 
 

@@ -204,7 +204,9 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
         short, rows = run.shortcuts.get(index), here.rows()
         if node.op is None or (isinstance(node.op, Activation) and not through):
             forms[index] = here
-        elif through and short is not None and rows is not None:
+        elif through and short is not None and rows is not None and not waiting:
+            # Nothing else is on its way to the same activations: rows that meet there must be added before their
+            # absolute values are taken.
             sums.jump(here, rows, short)
             send(0, short.at_input.combine(rows))
         elif isinstance(node.op, Activation):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.forms import Form
-from polycert.geometry import dual_norm, largest_drop
+from polycert.geometry import dual_norm, largest_drop, power_norm
 from polycert.rounding import Rounding, outward, round_down, round_up
 from polycert.rules.base import Interval
 
@@ -247,7 +247,7 @@ class Region:
         if math.isinf(self.norm):
             return torch.maximum(torch.minimum(clipped, self.box.upper), self.box.lower)
         delta = (clipped - self.x).flatten(1)
-        size = torch.linalg.vector_norm(delta, ord=self.norm, dim=1)
+        size = power_norm(delta.abs(), self.norm)
         shrink = torch.where(size > self.radius, self.radius / size.clamp(min=1e-30), torch.ones_like(size))
         return self.clip(self.x + (delta * shrink[:, None]).reshape(self.x.shape))
 
@@ -265,7 +265,7 @@ class Region:
             noise = noise.sign() if index % 2 else noise
             if index % 4 >= 2:  # few coordinates moved far: the corners of an l_1 ball
                 noise = noise * (torch.rand(self.x.shape, generator=generator, device=self.x.device) < 0.2)
-            size = torch.linalg.vector_norm(noise.flatten(1), ord=self.norm, dim=1).clamp(min=1e-30)
+            size = power_norm(noise.flatten(1).abs(), self.norm).clamp(min=1e-30)
             scale = (self.radius / size).reshape(-1, *(1,) * (self.x.dim() - 1))
             draws.append(self.project(self.x + noise * scale))
         return torch.stack(draws)

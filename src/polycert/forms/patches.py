@@ -182,9 +182,10 @@ class Patches(Form):
     def _windows(self, values: Tensor) -> Tensor:
         """`[batch, channels, height, width]` to `[batch, positions, terms]`, 0 beyond the border."""
         (kh, kw), (sh, sw), (top, left) = self.window, self.stride, self.start
-        bottom = (self.grid[0] - 1) * sh + kh - top - self.shape[1]
-        right = (self.grid[1] - 1) * sw + kw - left - self.shape[2]
-        padded = F.pad(values, (left, right, top, bottom))
+        height, width = (self.grid[0] - 1) * sh + kh, (self.grid[1] - 1) * sw + kw
+        bottom, right = max(0, height - top - self.shape[1]), max(0, width - left - self.shape[2])
+        # The grid may end before the image, or lie in the border altogether: pad first, then cut.
+        padded = F.pad(values, (left, right, top, bottom))[..., :height, :width]
         tiles = padded.unfold(2, kh, sh).unfold(3, kw, sw)
         return tiles.permute(0, 2, 3, 4, 1, 5).flatten(3).flatten(1, 2)
 

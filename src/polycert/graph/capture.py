@@ -23,9 +23,18 @@ TRACE_BATCH = 3
 VIEWS = tuple(
     f"aten.{name}."
     for name in (
-        *("t", "view", "reshape", "permute", "transpose", "flatten", "unflatten", "squeeze", "unsqueeze"),
-        *("expand", "detach", "alias", "clone", "contiguous", "_unsafe_view"),
+        *("t", "numpy_T", "T", "mT", "view", "reshape", "permute", "transpose", "flatten", "unflatten", "squeeze"),
+        *("unsqueeze", "expand", "detach", "alias", "contiguous", "_unsafe_view", "slice", "select", "narrow"),
     )
+)
+# Ops on constants that round nothing.
+EXACT = (
+    *VIEWS,
+    *(
+        f"aten.{name}."
+        for name in ("clone", "lift_fresh", "lift_fresh_copy", "detach_", "neg", "ones", "zeros", "full", "abs")
+    ),
+    *(f"aten.{name}." for name in ("to", "_to_copy", "ones_like", "zeros_like", "cat", "stack", "flip")),
 )
 SOFTMAX = ("aten.softmax.int", "aten.log_softmax.int", "aten._softmax.default", "aten._log_softmax.default")
 
@@ -135,7 +144,7 @@ class Captured(Network):
             sources = tuple(a.index for a in args if isinstance(a, Value))
             if not sources:  # a constant: computed from the live tensors, so still differentiable
                 known[call.name] = call.target(*args, **kwargs)  # type: ignore[operator]
-                if not str(call.target).startswith(VIEWS):
+                if not _rounds_nothing(call, args, known[call.name]):
                     computed.append(call.name)
                 continue
             try:
@@ -248,6 +257,14 @@ def _refuse_writes_into_views(nodes: list[fx.Node]) -> None:
                     f"{node.target} (node '{node.name}') writes into a tensor that is used again as '{other.name}': "
                     "use the version without underscore"
                 )
+
+
+def _rounds_nothing(call: fx.Node, args: Any, result: Any) -> bool:
+    """Whether a constant is stored numbers in another order or form."""
+    if not str(call.target).startswith(EXACT):
+        return False
+    changes_type = args and isinstance(args[0], Tensor) and isinstance(result, Tensor) and result.dtype != args[0].dtype
+    return not changes_type or bool((result.double() == args[0].double()).all())
 
 
 def _writes(node: fx.Node) -> bool:
