@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import polycert as pc
-from polycert.certify import Judge
+from polycert.judge import Judge
 from polycert.memory import batch_size_for
 from polycert.models import build, cnn, fc1
 

@@ -1,9 +1,11 @@
 """Shared fixtures: where other people's checkpoints are, and one thread for repeatable timing."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 
 def find_shared() -> Path | None:
@@ -21,3 +23,12 @@ def shared() -> Path:
     if folder is None:
         pytest.skip("the released checkpoints are not here (set POLYCERT_SHARED)")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """One thread: results repeat, and two test runs share a machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

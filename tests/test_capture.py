@@ -17,14 +17,6 @@ from polycert.graph import Graph
 F32, F64 = torch.float32, torch.float64
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def batch(case: Case, count: int = 4, dtype: torch.dtype = F64) -> Tensor:
     """Inputs of both signs, beyond the unit box."""
     return torch.randn(count, *case.shape, dtype=dtype, generator=torch.Generator().manual_seed(5)) * 2

@@ -131,9 +131,7 @@ def test_gz_in_a_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_damage_in_a_users_folder_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
+def test_damage_in_a_users_folder_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     source = FakeSource(MNIST)
     install(monkeypatch, source)
     mine = put(tmp_path / "mine", MNIST)
@@ -155,9 +153,7 @@ def test_damage_in_the_cache_is_fetched_again(monkeypatch: pytest.MonkeyPatch, c
     assert any("fetching again" in line and IMAGES in line for line in lines)
 
 
-def test_the_next_source_is_tried_and_the_cache_is_uncompressed(
-    monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
+def test_the_next_source_is_tried_and_the_cache_is_uncompressed(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     zipped = {f"{name}.gz": gzip.compress(blob) for name, blob in MNIST.items()}
     bad, partial = FakeSource({**MNIST, IMAGES: b"damaged"}), FakeSource({IMAGES: MNIST[IMAGES]})
     good, unused = FakeSource(zipped), FakeSource(MNIST)

@@ -19,14 +19,6 @@ NORMS = [1, 1.5, 2, 3, math.inf]
 DUAL = {1: math.inf, 1.5: 3.0, 2: 2.0, 3: 1.5, math.inf: 1.0}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def half_spaces(
     slope: object, offset: object, x: object, norm: float, low: object = None, high: object = None, eps: float = 0.5
 ) -> Envelope:

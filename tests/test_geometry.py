@@ -22,14 +22,6 @@ NORMS = [1, 1.5, 2, 3, math.inf]
 EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def tensor(values: object, dtype: torch.dtype = F64) -> Tensor:
     return torch.as_tensor(np.asarray(values), dtype=dtype)
 

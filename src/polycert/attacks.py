@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polycert.certify import as_inputs, as_labels
 from polycert.envelope import classes_of
 from polycert.geometry import power_norm
 from polycert.graph import Graph, Network
+from polycert.inputs import as_inputs, as_labels
 from polycert.sets import Array, Ball, Region
 
 

@@ -15,10 +15,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polycert.certify import Judge, Progress, Verdict, as_inputs, as_labels, check_finite
+from polycert.certify import Progress
 from polycert.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network
+from polycert.inputs import as_inputs, as_labels, check_finite
+from polycert.judge import Judge, Verdict
 from polycert.memory import batch_size_for
 from polycert.methods import get_method, get_relaxations
 from polycert.records import save_frame

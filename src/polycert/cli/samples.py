@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from polycert import data
-from polycert.certify import as_inputs, as_labels
 from polycert.cli import parsing
 from polycert.cli.guard import BadUsage
 from polycert.cli.options import Proof
 from polycert.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network, capture
+from polycert.inputs import as_inputs, as_labels
 from polycert.loading import load_module
 from polycert.memory import batch_size_for
 from polycert.sets import Ball

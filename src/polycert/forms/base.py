@@ -152,3 +152,19 @@ class Form(ABC):
     def rows(self) -> Rows | None:
         """The coefficients as plain rows to multiply other forms with, where they are stored like that."""
         return None
+
+
+class FlatForm(Form):
+    """A form whose coefficients lie beside the node's entries in order, once written out."""
+
+    def coefficients(self) -> Tensor:
+        """Written out: `[batch or 1, rows, entries]`."""
+        return self.dense().coefficients()
+
+    def align(self, values: Tensor) -> Tensor:
+        """`[batch, 1, entries]`."""
+        return values.flatten(1).unsqueeze(1)
+
+    def collect(self, sums: Tensor) -> Tensor:
+        """Already `[batch, rows]`."""
+        return sums

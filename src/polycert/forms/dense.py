@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polycert.forms.base import Form, Pullable, Rows, Shape
+from polycert.forms.base import FlatForm, Form, Pullable, Rows, Shape
 
 
 @dataclass(frozen=True)
-class Dense(Form):
+class Dense(FlatForm):
     """`coef`: `[batch or 1, rows, *shape]`; a leading 1 is shared by all samples."""
 
     coef: Tensor
@@ -30,14 +30,6 @@ class Dense(Form):
     def coefficients(self) -> Tensor:
         """`[batch or 1, rows, entries]`."""
         return self.coef.flatten(2)
-
-    def align(self, values: Tensor) -> Tensor:
-        """`[batch, 1, entries]`."""
-        return values.flatten(1).unsqueeze(1)
-
-    def collect(self, sums: Tensor) -> Tensor:
-        """Already `[batch, rows]`."""
-        return sums
 
     def dot(self, values: Tensor) -> Tensor:
         """One product for all samples where the coefficients are shared."""
@@ -112,7 +104,7 @@ def rows_dot(coef: Tensor, values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Scaled(Form):
+class Scaled(FlatForm):
     """Rows shared by all samples times one factor per sample and entry, multiplied out only where needed."""
 
     coef: Tensor  # [1, rows, *shape]
@@ -127,18 +119,6 @@ class Scaled(Form):
     def length(self) -> int:
         """Entries of the node, and one product for the factor."""
         return math.prod(self.shape) + 1
-
-    def coefficients(self) -> Tensor:
-        """Multiplied out."""
-        return self.dense().coefficients()
-
-    def align(self, values: Tensor) -> Tensor:
-        """As the dense form."""
-        return values.flatten(1).unsqueeze(1)
-
-    def collect(self, sums: Tensor) -> Tensor:
-        """As the dense form."""
-        return sums
 
     def dot(self, values: Tensor) -> Tensor:
         """The factor goes to the values: one product for all samples."""

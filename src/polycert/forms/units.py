@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polycert.forms.base import Form, Pullable, Shape
+from polycert.forms.base import FlatForm, Form, Pullable, Shape
 from polycert.forms.dense import Dense
 from polycert.forms.patches import Patches
 
 
 @dataclass(frozen=True)
-class Identity(Form):
+class Identity(FlatForm):
     """The rows are the entries of the node themselves, in order."""
 
     shape: Shape
@@ -29,18 +29,6 @@ class Identity(Form):
     def exact(self) -> bool:
         """The op's own weights, unrounded."""
         return True
-
-    def coefficients(self) -> Tensor:
-        """Written out."""
-        return self.dense().coefficients()
-
-    def align(self, values: Tensor) -> Tensor:
-        """As the dense form."""
-        return values.flatten(1).unsqueeze(1)
-
-    def collect(self, sums: Tensor) -> Tensor:
-        """As the dense form."""
-        return sums
 
     def dot(self, values: Tensor) -> Tensor:
         """The values themselves."""
@@ -92,7 +80,7 @@ class Identity(Form):
 
 
 @dataclass(frozen=True)
-class Differences(Form):
+class Differences(FlatForm):
     """Rows `value[label] - value[other]` of a flat node: the margins of a classifier's outputs."""
 
     label: Tensor  # [batch]
@@ -109,18 +97,6 @@ class Differences(Form):
     def length(self) -> int:
         """Two coefficients a row."""
         return 2
-
-    def coefficients(self) -> Tensor:
-        """Written out."""
-        return self.dense().coefficients()
-
-    def align(self, values: Tensor) -> Tensor:
-        """As the dense form."""
-        return values.flatten(1).unsqueeze(1)
-
-    def collect(self, sums: Tensor) -> Tensor:
-        """As the dense form."""
-        return sums
 
     def dot(self, values: Tensor) -> Tensor:
         """Look the two entries up."""

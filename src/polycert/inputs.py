@@ -1,0 +1,53 @@
+"""Checks of what the public functions are given: networks, inputs, labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from polycert.errors import PolycertError
+from polycert.graph import Graph, Network, capture
+from polycert.sets import Array
+
+
+def as_network(net: Network | nn.Module, x: Tensor) -> Network:
+    """A network as it is, or a module captured for the shape of its inputs."""
+    return net if isinstance(net, Network) else capture(net, tuple(x.shape[1:]))
+
+
+def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
+    """Inputs as a tensor of the network's type, or in float64 if they came so; or a clear error."""
+    given = torch.as_tensor(x)
+    if given.dim() < 2 or given.shape[0] == 0:
+        raise PolycertError(f"inputs need a batch axis and at least one sample, got shape {tuple(given.shape)}")
+    network = as_network(net, given)
+    if tuple(given.shape[1:]) != network.input_shape:
+        raise PolycertError(
+            f"inputs have samples of shape {tuple(given.shape[1:])} but the network takes {network.input_shape}"
+        )
+    wide = given if given.dtype == torch.float64 else given.to(network.dtype)
+    if not bool(torch.isfinite(wide).all()):
+        raise PolycertError("inputs contain NaN or infinite values: clean them first")
+    return network, wide
+
+
+def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:
+    """Labels `[batch]`, or the model's own predictions."""
+    if y is None:
+        return prediction
+    label = torch.as_tensor(y, device=prediction.device)
+    if label.shape != prediction.shape or label.is_floating_point():
+        raise PolycertError(
+            f"labels must be {len(prediction)} integers, got {label.dtype} of shape {tuple(label.shape)}"
+        )
+    if bool(((label < 0) | (label >= classes)).any()):
+        raise PolycertError(f"labels must be in 0 … {classes - 1}, got {int(label.min())} … {int(label.max())}")
+    return label.long()
+
+
+def check_finite(graph: Graph, values: Tensor) -> None:
+    """Weights that are not finite show in the output."""
+    if not bool(torch.isfinite(values).all()):
+        raise PolycertError(
+            "the network's output is not finite for these inputs: its weights hold NaN or infinite values, or overflow"
+        )

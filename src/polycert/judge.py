@@ -1,0 +1,105 @@
+"""Verdicts: from envelopes to certified radii, in the network's own type and once more in float64 where needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polycert.envelope import Envelope, better, envelopes
+from polycert.graph import Graph, Network
+from polycert.precision import error_model, plain_products, provable
+from polycert.rounding import Rounding
+from polycert.sets import Region
+
+# A sample that fails by less than this many times its slack is looked at again in float64. The margin loses its own
+# slack once and, through wider hidden bounds, up to four times more on the released checkpoints.
+SECOND_LOOK = 5
+
+
+class Verdict(NamedTuple):
+    """The result of one batch by one envelope, all `[batch]`."""
+
+    radius: Tensor  # float64
+    certified: Tensor
+    margin: Tensor  # float64
+    nearest: Tensor
+    distance: Tensor  # float64, to the envelope; infinite where it was not needed
+    unsettled: Tensor  # rounding alone stands between the sample and its certificate
+
+
+def judge(env: Envelope, *, every: bool = False) -> Verdict:
+    """Margins over the ball, then distances: of the rows that the ball does not settle, or of `every` row."""
+    margins = env.margins()
+    open_rows = ~((margins > 0) & torch.isfinite(margins))
+    eps = env.region.eps
+    distance = torch.where(open_rows, torch.zeros_like(margins), torch.inf).double()
+    samples, rows = open_rows.nonzero(as_tuple=True)
+    if every:
+        distance = env.distances().double().nan_to_num(nan=0.0, posinf=torch.inf)
+    elif len(samples):
+        found = env.select(samples, rows).distances().squeeze(1).double()
+        distance = distance.index_put((samples, rows), found.nan_to_num(nan=0.0, posinf=torch.inf))
+    nearest_distance, by_distance = distance.min(1)
+    certified = nearest_distance > eps
+    margin, by_margin = margins.min(1)
+    row = torch.where(certified, by_margin, by_distance)
+    slack = torch.zeros_like(margins) if env.slack is None else env.slack
+    unsettled = ~certified & (margins + SECOND_LOOK * slack > 0).all(1)
+    nearest = env.classes.gather(1, row[:, None]).squeeze(1)
+    radius = torch.minimum(nearest_distance, eps)
+    return Verdict(radius, certified, margin.double(), nearest, nearest_distance, unsettled)
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Decides batches: in the network's own type, and once more in float64 where rounding alone is in the way."""
+
+    net: Network
+    method: str
+    relaxation: str
+    rigorous: bool
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The network as it is."""
+        return self.net.bind()
+
+    @cached_property
+    def double(self) -> Graph:
+        """The same in float64."""
+        return self.net.bind(torch.float64)
+
+    def rounding(self, graph: Graph) -> Rounding | None:
+        """The error model of a rigorous run, or None."""
+        return error_model(graph) if self.rigorous else None
+
+    def envelope(self, graph: Graph, region: Region, label: Tensor) -> Envelope:
+        """The best envelope that the relaxations give."""
+        found = envelopes(graph, region, label, self.method, self.relaxation, self.rounding(graph))
+        return reduce(better, found)
+
+    @cached_property
+    def _first(self) -> Graph:
+        """Where a rigorous run starts: the network's own type, if its arithmetic is what the error model says."""
+        return provable(self.net, self.graph) if self.rigorous else self.graph
+
+    def decide(self, region: Region, label: Tensor, *, every: bool = False) -> tuple[Verdict, Tensor]:
+        """The verdict of each sample, and whether it was decided in float64; `every`: see `judge`."""
+        with torch.no_grad(), plain_products(self.graph.device):
+            first = self._first
+            own = region.to(first.dtype)
+            verdict = judge(self.envelope(first, own, label), every=every)
+            # The claim is about the inputs as given: where this type cannot hold them, only float64 counts.
+            rounded = (own.x.double() != region.x.double()).flatten(1).any(1)
+            in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
+            again = (verdict.unsettled | rounded).nonzero().squeeze(1)
+            if not self.rigorous or first.dtype == torch.float64 or len(again) == 0:
+                return verdict, in_double
+            double = self.envelope(self.double, region[again].to(torch.float64), label[again])
+            second = judge(double, every=every)
+            merged = (a.index_put((again,), b) for a, b in zip(verdict, second, strict=True))
+            return Verdict(*merged), in_double.index_fill(0, again, True)

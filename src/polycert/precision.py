@@ -1,0 +1,70 @@
+"""Which arithmetic a proof may rest on: types, precision modes, and the error model of a graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from polycert.errors import PolycertError
+from polycert.graph import Graph, Network
+from polycert.rounding import Rounding
+from polycert.rules import Affine
+
+
+@contextmanager
+def plain_products(device: torch.device) -> Iterator[None]:
+    """Products as plain sums in the type of their operands: the error model knows no fast transforms, no autocast."""
+    with torch.backends.nnpack.flags(enabled=False), torch.autocast(device.type, enabled=False):
+        yield
+
+
+def provable(net: Network, graph: Graph) -> Graph:
+    """The graph itself if its type can carry a proof, else the same in float64; refuses what float64 cannot mend."""
+    if graph.computed:
+        raise PolycertError(
+            f"rigorous bounds need stored weights, but the model computes some (node '{graph.computed[0]}'): "
+            "fold them into parameters, or use rigorous=False"
+        )
+    fits = error_model(graph).usable(longest_sum(graph)) and full_precision(graph.device)
+    return graph if fits or graph.dtype == torch.float64 else net.bind(torch.float64)
+
+
+def error_model(graph: Graph) -> Rounding:
+    """Rounding in a pass over the graph."""
+    return Rounding(graph.dtype, 4 * len(graph.nodes) + 16)
+
+
+def full_precision(device: torch.device) -> bool:
+    """Whether float32 products are computed in float32: on a processor, with no faster mode switched on."""
+    backends = torch.backends.mkldnn
+    modes = [getattr(getattr(backends, name, None), "fp32_precision", "none") for name in ("matmul", "conv")]
+    if device.type != "cpu" or any(mode not in ("none", "ieee") for mode in modes):
+        return False
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # mixed settings have no common name
+        return False
+
+
+def longest_sum(graph: Graph) -> int:
+    """The most terms in any sum of a pass over the graph."""
+    sizes = [math.prod(node.shape) for node in graph.nodes]
+    terms = [max(op.terms) for op in graph.linear.values() if isinstance(op, Affine)]
+    return max([*sizes, *terms, 1])
+
+
+def live_graph(network: Network, inputs: Tensor, rigorous: bool) -> Graph:
+    """The graph for one call: live under gradients, in a type that can carry a proof if one is asked for."""
+    graph = network.trainable() if torch.is_grad_enabled() else network.bind()
+    if not rigorous:
+        return graph
+    return provable(network, graph) if holds(graph.dtype, inputs) else network.bind(torch.float64)
+
+
+def holds(dtype: torch.dtype, values: Tensor) -> bool:
+    """Whether numbers survive conversion to a type."""
+    return bool((values.to(dtype).double() == values.double()).all())
