@@ -319,7 +319,7 @@ def test_usage_errors_of_typer(arguments: list[str]) -> None:
 
 def test_a_missing_model(files: Path) -> None:
     result = polycert("certify", files / "no.safetensors", "--inputs", files / "samples.npz", "--eps", 0.1)
-    assert_refused(result, 1, "there is no model file")
+    assert_refused(result, 1, "there is no file")
 
 
 def test_a_truncated_model(files: Path, tmp_path: Path) -> None:
