@@ -25,9 +25,8 @@ MEASURED: dict[str, dict[str, float]] = {
     "relu_linf__mnist_fc1/mnist_fc1_l1_c-ibp": {"ACB_IBP": 0.0856},
     "relu_linf__mnist_cnn/mnist_cnn_l1_kw": {"CTE": 1.16, "CRE_Lin": 4.46, "ACB_Lin": 0.0955, "ACB_PEC": 0.0970},
     "relu_linf__mnist_cnn/mnist_cnn_l1_c-per": {"CTE": 1.41},
-    # Not the networks of the printed rows, as their clean errors show; float64 with dense matrices agrees with ours.
-    "relu_l2__mnist_cnn/mnist_cnn_l2_kw": {"CTE": 1.04, "CRE_Lin": 4.63, "ACB_Lin": 0.2861, "ACB_PEC": 0.2889},
-    "relu_linf__cifar10_cnn/cifar_cnn_l1_at": {"CTE": 27.06, "CRE_Lin": 85.64},
+    "relu_l2__mnist_cnn/mnist_cnn_l2_kw": {"CTE": 1.04},
+    "relu_linf__cifar10_cnn/cifar_cnn_l1_at": {"CTE": 27.06},
     "relu_linf__cifar10_cnn/cifar_cnn_l1_i-perat": {"CTE": 26.56},
 }
 POINTS, RADII = 0.03, 0.0001
