@@ -454,3 +454,18 @@ def test_short_products_are_not_trusted() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert set(certs.dtype) == {"float64"}
+
+
+def test_a_box_never_shrinks_in_a_shorter_type() -> None:
+    """float32 rounds 0.1 up and 0.7 down: to the nearest, the box would lose points."""
+    wide = pc.Ball(math.inf, 0.9, 0.1, 0.7).at(torch.full((1, 2), 0.5, dtype=F64))
+    short = wide.to(F32)
+    assert bool((short.low.double() <= wide.low).all())
+    assert bool((short.high.double() >= wide.high).all())
+
+
+def test_computed_weights_are_refused_for_inputs_of_any_type() -> None:
+    module = Composed()
+    for x in (torch.rand(2, 4), torch.full((2, 4), 0.1, dtype=F64)):
+        with pytest.raises(pc.PolycertError, match="stored weights"):
+            pc.bounds(module, x, pc.Ball(2, 0.1), rigorous=True)

@@ -62,7 +62,8 @@ def live_graph(network: Network, inputs: Tensor, rigorous: bool) -> Graph:
     graph = network.trainable() if torch.is_grad_enabled() else network.bind()
     if not rigorous:
         return graph
-    return provable(network, graph) if holds(graph.dtype, inputs) else network.bind(torch.float64)
+    proof = provable(network, graph)
+    return proof if holds(proof.dtype, inputs) else network.bind(torch.float64)
 
 
 def holds(dtype: torch.dtype, values: Tensor) -> bool:

@@ -108,9 +108,9 @@ class Region:
         return replace(self, x=self.x[index], eps=self.eps[index])
 
     def to(self, dtype: torch.dtype) -> Region:
-        """The same set in another floating-point type; widening is exact."""
-        low = None if self.low is None else self.low.to(dtype)
-        high = None if self.high is None else self.high.to(dtype)
+        """The same set in another floating-point type: the box rounds outward, x to the nearest."""
+        low = None if self.low is None else round_down(self.low, dtype)
+        high = None if self.high is None else round_up(self.high, dtype)
         return replace(self, x=self.x.to(dtype), low=low, high=high)
 
     @cached_property
