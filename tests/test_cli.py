@@ -21,6 +21,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import polycert as pc
+from polycert import demo
 from polycert.cli import app, parsing, prove
 from polycert.cli.guard import BadUsage
 from polycert.methods import METHODS
@@ -242,7 +243,6 @@ def test_data_prints_the_folder() -> None:
 
 
 def test_demo_runs_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    demo = pytest.importorskip("polycert.demo")
     monkeypatch.setattr(demo, "run", lambda folder, report: report(f"[bold] is kept: {folder.name}"))
     assert polycert("demo", "--out", tmp_path / "here").stdout == "[bold] is kept: here\n"
     assert polycert("demo", "--out", tmp_path / "here", "--quiet").stdout == ""

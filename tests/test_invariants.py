@@ -31,7 +31,8 @@ from cases import (
 )
 from polycert.forms import Dense, Form, Identity
 from polycert.rules import Affine, Linear
-from polycert.rules.affine import Add, Conv2d
+from polycert.rules.affine import Add
+from polycert.rules.convolution import Conv2d
 from polycert.sets import Region
 from solvers import Piecewise, size
 

@@ -33,14 +33,16 @@ def search(problem: Problem, **options: object) -> pc.Radii:
 
 @pytest.mark.parametrize("norm", [1, 2, math.inf])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_radius_is_itself_certified(problem: Problem, strategy: str, norm: float) -> None:
+def test_radii_are_certified_and_survive_an_attack(problem: Problem, strategy: str, norm: float) -> None:
     found = search(problem, strategy=strategy, norm=norm, upper=0.5 if norm != 1 else 2.0)
     net, x, y = problem
-    # A radius is some ball's own, or a partial one of a larger ball: in both cases every ball inside it is safe.
-    inside = pc.certify(net, x, y, pc.Ball(norm, found.radius * (1 - 1e-9), 0.0, 1.0))
+    again = pc.certify(net, x, y, pc.Ball(norm, found.radius, 0.0, 1.0))
     hits = pc.attack(net, x, y, pc.Ball(norm, found.radius, 0.0, 1.0), steps=20, restarts=1)
     assert not bool(hits.success.any())
-    assert float(inside.certified.float().mean()) > 0.9
+    if strategy == "bisection":  # its radii are those of whole balls; the others' may be parts of larger ones
+        assert bool(again.certified.all())
+    else:
+        assert float(again.radius.min() / found.radius.min()) > 0.9
     assert bool((found.failed - found.radius <= TOLERANCE).all())
     assert bool((found.radius <= found.failed).all())
 
@@ -98,7 +100,7 @@ def test_evaluations_on_a_released_checkpoint(shared: Path, name: str) -> None:
     right = found["root"].prediction == found["root"].label
     mean = {s: float(radii.evaluations[right].float().mean()) for s, radii in found.items()}
     assert mean["bisection"] == 12
-    assert mean["envelope"] == pytest.approx({"c-per": 9.34, "kw": 8.48}[name], abs=0.4)
+    assert mean["envelope"] == pytest.approx({"c-per": 9.34, "kw": 8.48}[name], abs=0.3)
     assert mean["root"] <= 5.5
     apart = (found["root"].radius - found["bisection"].radius).abs() > 2e-4
     assert int(apart.sum()) <= 1

@@ -7,7 +7,7 @@ import math
 import torch
 
 from polycert.graph import Graph
-from polycert.rules.affine import Conv2d
+from polycert.rules.convolution import Conv2d
 
 # Batches whose coefficients stay in the processor's cache are fastest; a budget only makes them smaller.
 CACHE_FRIENDLY = 32 * 2**20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import typer
@@ -28,6 +29,17 @@ STATUSES = ("certified", "partial", "unproved", "misclassified")
 Rows = dict[str, str]
 
 
+def _settings(options: Proof, job: Job) -> dict[str, Any]:
+    """What every proof is told in the same way."""
+    return {
+        "method": options.method,
+        "relaxation": options.relaxation,
+        "rigorous": not options.fast,
+        "batch_size": job.batch,
+        "seed": options.seed,
+    }
+
+
 def certify_command(options: CertifyOptions) -> None:
     """Certify, save, summarise."""
     with usage():
@@ -41,12 +53,8 @@ def certify_command(options: CertifyOptions) -> None:
             x,
             y,
             ball,
-            method=options.method,
-            relaxation=options.relaxation,
-            rigorous=not options.fast,
-            batch_size=job.batch,
-            seed=options.seed,
             progress=progress,
+            **_settings(options, job),
         )
         return replace(found, index=index)
 
@@ -90,13 +98,9 @@ def radius_command(options: RadiusOptions) -> None:
             low=asked.low,
             high=asked.high,
             tolerance=tolerance,
-            method=options.method,
-            relaxation=options.relaxation,
             strategy=options.strategy,
-            rigorous=not options.fast,
-            batch_size=job.batch,
-            seed=options.seed,
             progress=progress,
+            **_settings(options, job),
         )
         return replace(found, index=index)
 

@@ -1,6 +1,6 @@
 """One rule per op: the only place that knows what an op does."""
 
-from polycert.rules import activation, affine, pooling, shape
+from polycert.rules import activation, affine, convolution, pooling, shape
 from polycert.rules.base import RULES, Activation, Affine, Call, Interval, Linear, Lines, Op, Value
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Value",
     "activation",
     "affine",
+    "convolution",
     "pooling",
     "shape",
 ]

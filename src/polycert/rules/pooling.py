@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from polycert.rules.affine import Conv2d, Pair
 from polycert.rules.base import Call, rule
+from polycert.rules.convolution import Conv2d, Pair
 
 
 @dataclass(frozen=True, eq=False)
