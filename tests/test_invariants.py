@@ -29,8 +29,9 @@ from cases import (
     inputs,
     ready,
 )
-from polycert.forms import Dense, Form, Identity
-from polycert.rules import Affine, Linear
+from polycert.backward import Pass
+from polycert.forms import Dense, Form, Identity, Selected
+from polycert.rules import Affine, Interval, Linear
 from polycert.rules.affine import Add
 from polycert.rules.convolution import Conv2d
 from polycert.sets import Region
@@ -247,6 +248,13 @@ def test_windows_hold_what_the_dense_form_holds(
     torch.testing.assert_close(
         windows.abs_dot(values.abs()), dense.abs_dot(values.abs()), rtol=0, atol=tolerance * total
     )
+    index = torch.randint(math.prod(ops[0].out_shape), (2, 4), generator=generator(seed))
+    some = pull_stack(ops, Selected(index, ops[0].out_shape, identity.like), factors, split)
+    rows = dense.coef.expand(2, *dense.coef.shape[1:])[torch.arange(2)[:, None], index]
+    torch.testing.assert_close(some.dense().coef, rows, rtol=0, atol=tolerance * scale)
+    torch.testing.assert_close(some.dot(values), dense.dot(values).gather(1, index), rtol=0, atol=tolerance * total)
+    expected = dense.abs_dot(values.abs()).gather(1, index)
+    torch.testing.assert_close(some.abs_dot(values.abs()), expected, rtol=0, atol=tolerance * total)
 
 
 @pytest.mark.parametrize("boxed", [False, True], ids=["ball", "box"])
@@ -318,29 +326,38 @@ def test_a_convolution_net_is_bounded_as_its_dense_twin(case: Case) -> None:
         torch.testing.assert_close(windows.upper.flatten(1), dense.upper, rtol=1e-10, atol=1e-10)
 
 
+def everything_open(run: Pass, index: int) -> tuple[Interval, Tensor]:
+    """No entry of a layer is settled by intervals."""
+    known = run.reach(index)
+    return known, torch.ones_like(known.lower, dtype=torch.bool).flatten(1)
+
+
+def assert_skipping_changes_nothing(module: nn.Module, x: Tensor, set_: pc.Ball) -> None:
+    """Envelopes and gradients with settled rows left out, in chunks of a few rows, and with all rows at once."""
+    net = pc.capture(module, tuple(x.shape[1:]))
+    results = []
+    for every_row, limit in ((False, 2**20), (False, 1500), (True, 2**20), (True, 1500)):
+        with pytest.MonkeyPatch.context() as change:
+            change.setattr("polycert.memory.CHUNK", limit)
+            if every_row:
+                change.setattr("polycert.backward._cheap_bounds", everything_open)
+            env = pc.envelope(net, x, None, set_)
+            total = env.margins().sum() + env.distances(signed=True).sum()
+            results.append((env.slope, env.offset, *torch.autograd.grad(total, list(module.parameters()))))
+    for other in results[1:]:
+        for mine, theirs in zip(results[0], other, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+
+
 @pytest.mark.parametrize("scale", [0.02, 0.3, 1.0])
-@pytest.mark.parametrize("norm", [1, 2, math.inf])
-def test_shortcuts_through_windows_change_nothing(monkeypatch: pytest.MonkeyPatch, norm: float, scale: float) -> None:
-    """Later rows may jump from a convolution to the input; few or many bent units take different ways."""
+def test_rows_that_make_no_difference_make_none(scale: float) -> None:
+    """Few or many open rows and bent units take different ways to the same envelope."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         layers = [nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.ReLU()]
-        layers += [nn.Conv2d(3, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 6), nn.ReLU(), nn.Linear(6, 3)]
+        layers += [nn.Conv2d(3, 2, 2), nn.LeakyReLU(0.1), nn.Flatten(), nn.Linear(18, 6), nn.ReLU(), nn.Linear(6, 3)]
         module, x = nn.Sequential(*layers).double(), torch.rand(3, 1, 7, 8).double()
-    net, set_ = pc.capture(module, (1, 7, 8)), ball(norm, eps=EPS[norm] * scale)
-    for rigorous in (False, True):
-        found = pc.envelope(net, x, None, set_, rigorous=rigorous)
-        with monkeypatch.context() as patch:
-            patch.setattr("polycert.backward._keep_shortcut", lambda *_: None)
-            plain = pc.envelope(net, x, None, set_, rigorous=rigorous)
-        torch.testing.assert_close(found.slope, plain.slope, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(found.offset, plain.offset, rtol=1e-10, atol=1e-10)
-        total = found.margins().sum() + found.distances(signed=True).sum()
-        expected = plain.margins().sum() + plain.distances(signed=True).sum()
-        for mine, theirs in zip(
-            *(torch.autograd.grad(t, list(module.parameters())) for t in (total, expected)), strict=True
-        ):
-            torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+    assert_skipping_changes_nothing(module, x, ball(math.inf, eps=EPS[math.inf] * scale))
 
 
 class Skips(nn.Module):
@@ -359,18 +376,13 @@ class Skips(nn.Module):
         return self.last(x.flatten(1))
 
 
-def test_shortcuts_lose_nothing_across_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a jump and a skip both say of the same unit must be added before it is made positive."""
+@pytest.mark.parametrize("scale", [0.05, 0.5])
+def test_chosen_rows_lose_nothing_across_a_skip(scale: float) -> None:
+    """What a convolution and a skip both say of the same unit must be added before it is made positive."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         module, x = Skips().double(), torch.rand(2, 1, 10, 10).double()
-    net, set_ = pc.capture(module, (1, 10, 10)), pc.Ball(2, 0.1, 0.0, 1.0)
-    with torch.no_grad():
-        found = pc.bounds(net, x, set_)
-        monkeypatch.setattr("polycert.backward._keep_shortcut", lambda *_: None)
-        plain = pc.bounds(net, x, set_)
-    torch.testing.assert_close(found.lower, plain.lower, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found.upper, plain.upper, rtol=1e-9, atol=1e-9)
+    assert_skipping_changes_nothing(module, x, ball(math.inf, eps=EPS[math.inf] * scale))
 
 
 def test_windows_that_see_only_the_border() -> None:

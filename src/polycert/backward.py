@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from polycert.forms import Form, Identity, Rows
+from polycert.forms import Form, Identity, Selected
 from polycert.graph import Graph, Node
+from polycert.memory import Chunk, chunks, row_width
 from polycert.relaxations import Relaxation
 from polycert.rounding import Rounding
 from polycert.rules import Activation, Interval, Linear, Lines
 from polycert.sets import Region
 
 LOWER, UPPER = -1, 1
-# Above this share of units that are not straight, single columns cost more than the whole product.
-FEW_UNITS = 1 / 8
+# Above these shares of a layer's units, all of them at once cost less than the chosen ones.
+FEW_UNITS = 1 / 8  # of columns at units that are not straight
+FEW_ROWS = 1 / 2  # of rows whose bounds are open
+KEPT_CHUNKS = 8
 
 
 class Bound(NamedTuple):
@@ -42,21 +46,6 @@ class Pulled(NamedTuple):
     middle: Tensor | float
     spread: Tensor | float
     slack: Tensor | float
-    passed: dict[int, Form]  # the rows over each activation on the way, if they were to be kept
-
-
-class Shortcut(NamedTuple):
-    """A node's own entries as functions of the input, one slope per unit: `at_input(x) + middle`, give or take offsets.
-
-    The linear part of a network with one slope per unit composes, so later rows jump from the node to the input by one
-    product; only the offsets of activations in between, `inner`, need the rows' coefficients there.
-    """
-
-    at_input: Form
-    middle: Tensor  # [batch, entries]
-    inner: dict[int, Form]
-    slack: Tensor | None  # [batch, entries]: rounding error of the entries themselves
-    reach: Tensor | None  # [batch, entries]: size of all that an entry adds up
 
 
 @dataclass(eq=False)
@@ -69,8 +58,9 @@ class Pass:
     hidden: Callable[[Pass, int], Interval]
     rounding: Rounding | None = None
     intervals: dict[int, Interval] = field(default_factory=dict)
-    shortcuts: dict[int, Shortcut] = field(default_factory=dict)
     _lines: dict[int, Lines] = field(default_factory=dict)
+    _bends: dict[int, Tensor | None] = field(default_factory=dict)
+    _reaches: dict[int, Interval] = field(default_factory=dict)
     _sizes: dict[int, Tensor] = field(default_factory=dict)
 
     @property
@@ -98,6 +88,49 @@ class Pass:
             assert isinstance(node.op, Activation)
             self._lines[index] = self.relaxation(node.op, self.interval(node.inputs[0]), self.rounding)
         return self._lines[index]
+
+    def bends(self, index: int) -> Tensor | None:
+        """The units `[batch, count]` of an activation whose lines do not pass through 0, or None if they are many.
+
+        Filled up with others where a sample has fewer than the most.
+        """
+        if index not in self._bends:
+            lines = self.lines(index)
+            bent = ((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1)
+            count = int(bent.sum(1).max())
+            few = count <= FEW_UNITS * bent.shape[1]
+            self._bends[index] = bent.byte().topk(count, dim=1).indices if few else None
+        return self._bends[index]
+
+    def reach(self, index: int) -> Interval:
+        """Bounds of a node by intervals, where activations may take any value between their lines.
+
+        Cheap, and with one slope never tighter than the node's own rows pulled back over the same region.
+        """
+        if index not in self._reaches:
+            self._reaches[index] = self.intervals.get(index) or self._find_reach(self.graph.nodes[index], index)
+        return self._reaches[index]
+
+    def _find_reach(self, node: Node, index: int) -> Interval:
+        if node.op is None:
+            return self.region.box
+        if isinstance(node.op, Activation):
+            return self.lines(index).reach(self.interval(node.inputs[0]), self.rounding)
+        return node.op.interval(*(self.reach(i) for i in node.inputs), rounding=self.rounding)
+
+    def part(self, samples: Tensor) -> Pass:
+        """The same pass for some of the samples, with what has been found so far."""
+        if len(samples) == len(self.region.x) and bool((samples[1:] > samples[:-1]).all()):
+            return self
+        return replace(
+            self,
+            region=self.region[samples],
+            intervals={k: Interval(*(end[samples] for end in v)) for k, v in self.intervals.items()},
+            _lines={k: lines.part(samples) for k, lines in self._lines.items()},
+            _bends={},
+            _reaches={},
+            _sizes={k: v if len(v) == 1 else v[samples] for k, v in self._sizes.items()},
+        )
 
     def size(self, index: int) -> Tensor:
         """An upper bound of the absolute value of a node (only rounding terms need it)."""
@@ -140,55 +173,27 @@ class Sums:
         if self.run.rounding is not None:
             self.slack = self.slack + _linear_slack(self.run, node, op, form)
 
-    def activation(self, form: Form, node: Node, lines: Lines) -> None:
-        """Rows over an activation: the lines' offsets."""
-        self.middle = self.middle + form.dot((lines.upper_offset + lines.lower_offset) / 2)
-        half = half_gap(lines)
-        if self.run.rounding is None:
-            self.spread = self.spread + form.abs_dot(half)
-            return
-        spread, slack = form.abs_dots(half, _activation_error(self.run, node, lines, form))
-        self.spread, self.slack = self.spread + spread, self.slack + slack
-
-    def jump(self, form: Form, rows: Rows, short: Shortcut) -> None:
-        """Rows over a node with a shortcut: everything between it and the input at once."""
-        self.middle = self.middle + form.dot(short.middle.unflatten(1, form.shape))
-        for index, inner in short.inner.items():
-            self.spread = self.spread + _spread_at(rows, inner, half_gap(self.run.lines(index)).flatten(1))
-        if self.run.rounding is not None and short.slack is not None and short.reach is not None:
-            longest = max(form.length, *(math.prod(inner.shape) for inner in short.inner.values()))
-            error = short.slack + 2 * self.run.rounding.gamma(longest) * short.reach
-            self.slack = self.slack + form.abs_dot(error.unflatten(1, form.shape))
-            self.underflow(0, form.length)
+    def activation(self, form: Form, index: int) -> None:
+        """Rows over an activation: the lines' offsets, most of which are 0 where most units are straight."""
+        lines, bends = self.run.lines(index), self.run.bends(index)
+        middle, half = lines.middle, lines.half_gap
+        few = None if bends is None else form.at(bends)
+        if few is not None and bends is not None:
+            middle, half = middle.flatten(1).gather(1, bends), half.flatten(1).gather(1, bends)
+        rows = form if few is None else few
+        self.middle, self.spread = self.middle + rows.dot(middle), self.spread + rows.abs_dot(half)
+        if self.run.rounding is not None:
+            self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, lines, form))
 
 
-def half_gap(lines: Lines) -> Tensor:
-    """Half the distance between two lines at 0; exactly 0 where a piecewise linear unit is straight."""
-    return (lines.upper_offset - lines.lower_offset) / 2
-
-
-def _spread_at(rows: Rows, inner: Form, half: Tensor) -> Tensor:
-    """`|rows . inner| . half`: by the few columns where `half` is not 0, or by all."""
-    count = int((half.detach() > 0).sum(1).max())
-    if count == 0:
-        return half.new_zeros(len(half), rows.coef.shape[1])
-    few = count <= FEW_UNITS * half.shape[1]
-    index = half.detach().topk(count, dim=1).indices if few else None
-    columns = None if index is None else inner.columns(index)
-    if index is None or columns is None:
-        return inner.combine(rows).abs_dot(half.unflatten(1, inner.shape))
-    return (half.gather(1, index).unsqueeze(1) @ rows.times(columns).abs()).squeeze(1)
-
-
-def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, keep: bool = False) -> Pulled:
+def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True) -> Pulled:
     """Pull rows over node `start` back to the input, or (`through=False`) to the nearest activations.
 
     `side` says which bound is wanted where the two lines of an activation differ. With one slope both sides have the
-    same coefficients, and `middle -+ spread` serves both. `keep`: remember the rows over each activation on the way.
+    same coefficients, and `middle -+ spread` serves both.
     """
     waiting: dict[int, Form] = {start: form}
     forms: dict[int, Form] = {}
-    passed: dict[int, Form] = {}
     sums = Sums(run)
 
     def send(source: int, pulled: Form) -> None:
@@ -201,28 +206,19 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
         if index not in waiting:
             continue
         here, node = waiting.pop(index), run.graph.nodes[index]
-        short, rows = run.shortcuts.get(index), here.rows()
         if node.op is None or (isinstance(node.op, Activation) and not through):
             forms[index] = here
-        elif through and short is not None and rows is not None and not waiting:
-            # Nothing else is on its way to the same activations: rows that meet there must be added before their
-            # absolute values are taken.
-            sums.jump(here, rows, short)
-            send(0, short.at_input.combine(rows))
         elif isinstance(node.op, Activation):
-            lines = run.lines(index)
-            sums.activation(here, node, lines)
-            if keep:
-                passed[index] = here
+            sums.activation(here, index)
             sums.underflow(node.inputs[0], 1)
-            send(node.inputs[0], _scaled(here, lines, side))
+            send(node.inputs[0], _scaled(here, run.lines(index), side))
         else:
             assert isinstance(node.op, Linear)
             sums.linear(here, node, node.op)
             for source, pulled in zip(node.inputs, node.op.pull(here), strict=True):
                 sums.underflow(source, node.op.backward_terms)
                 send(source, pulled)
-    return Pulled(forms, sums.middle, sums.spread, sums.slack, passed)
+    return Pulled(forms, sums.middle, sums.spread, sums.slack)
 
 
 def _scaled(form: Form, lines: Lines, side: int) -> Form:
@@ -233,12 +229,12 @@ def _scaled(form: Form, lines: Lines, side: int) -> Form:
     return form.split_scale(lines.upper_slope, lines.lower_slope)
 
 
-def _activation_error(run: Pass, node: Node, lines: Lines, form: Form) -> Tensor:
+def _activation_error(run: Pass, index: int, lines: Lines, form: Form) -> Tensor:
     """Per |coefficient|: one product for the slope, a sum for the offsets."""
     assert run.rounding is not None
     slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
     offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
-    error = run.rounding.gamma(1) * slope * run.size(node.inputs[0])
+    error = run.rounding.gamma(1) * slope * run.size(run.graph.nodes[index].inputs[0])
     if lines.error is not None:
         error = error + lines.error
     return error + 2 * run.rounding.gamma(form.length) * offset + run.rounding.tiny
@@ -284,35 +280,70 @@ def input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
 
 
 def hidden_by_backward(run: Pass, index: int) -> Interval:
-    """Pull the node's own entries to the input: once for both sides with one slope, else once for each."""
+    """Pull a node's own entries to the input, those whose bounds make a difference, a few at a time."""
     node = run.graph.nodes[index]
-    form, one_slope = Identity(node.shape, run.like), _one_slope(run, index)
-    pulled = pull(run, index, form, LOWER, keep=one_slope)
+    if not run.graph.depends_on_activation[index]:  # rows that all samples share
+        low, high = _both_sides(run, index, Identity(node.shape, run.like))
+        return Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape))
+    known, still_open = _cheap_bounds(run, index)
+    found = []
+    for k, chunk in enumerate(chunks(still_open, row_width(run.graph, index))):
+        part = run.part(chunk.sample)
+        # Beyond the first ones, what a chunk's gradient needs is computed once more rather than kept.
+        if torch.is_grad_enabled() and k >= KEPT_CHUNKS:
+            found.append(checkpoint(_both_sides_of, part, index, chunk, use_reentrant=False))
+        else:
+            found.append(_both_sides_of(part, index, chunk))
+    if not found:
+        return known
+    sample, unit, low, high = (torch.cat(column) for column in zip(*found, strict=True))
+    lower, upper = (old.flatten(1).index_put((sample, unit), new) for old, new in zip(known, (low, high), strict=True))
+    return Interval(lower.reshape(known.lower.shape), upper.reshape(known.upper.shape))
+
+
+def _cheap_bounds(run: Pass, index: int) -> tuple[Interval, Tensor]:
+    """Bounds by intervals, and which entries they leave open, `[batch, entries]`.
+
+    An entry is settled if all activations that read it are straight on its interval: no tighter one would matter.
+    """
+    _lines_before(run, index)  # found with their gradients, before numbers are taken from them
+    with torch.no_grad():
+        known = run.reach(index)
+        settled = [reader.settled(known) for reader in run.graph.readers.get(index, ())]
+        still_open = torch.zeros_like(known.lower, dtype=torch.bool)
+        for mask in settled or [None]:
+            still_open |= torch.ones_like(still_open) if mask is None else ~mask
+    return known, still_open.flatten(1)
+
+
+def _both_sides_of(run: Pass, index: int, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Samples, entries and bounds of the open rows of a chunk; `run` is the pass of its samples."""
+    shape = run.graph.nodes[index].shape
+    # Windows at all points of a grid need not be looked up one by one.
+    whole = len(shape) == 3 and chunk.unit.shape[1] > FEW_ROWS * math.prod(shape)
+    form = Identity(shape, run.like) if whole else Selected(chunk.unit, shape, run.like)
+    low, high = _both_sides(run, index, form)
+    row, slot = chunk.wanted.nonzero(as_tuple=True)
+    unit = chunk.unit[row, slot]
+    column = unit if whole else slot
+    return chunk.sample[row], unit, low[row, column], high[row, column]
+
+
+def _both_sides(run: Pass, index: int, form: Form) -> tuple[Tensor, Tensor]:
+    """Both bounds of rows over a node: in one pass with one slope, else in one for each side."""
+    pulled = pull(run, index, form, LOWER)
     below = _bound(run, pulled, LOWER)
     low, high = run.region.extremes(below.form, run.rounding)
     low, high = low + below.offset, high + _offset(run, pulled, below.slack, UPPER)
-    if one_slope:
-        _keep_shortcut(run, index, pulled, below)
-    else:
+    if not all(lines.shared for lines in _lines_before(run, index)):
         above = backward(run, index, form, UPPER)
         high = run.region.extremes(above.form, run.rounding)[1] + above.offset
-    return Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape))
+    return low, high
 
 
-def _keep_shortcut(run: Pass, index: int, pulled: Pulled, bound: Bound) -> None:
-    """Keep a node's form for later rows, where it has windows and spares them at least one activation."""
-    if not (pulled.passed and bound.form.windowed):
-        return
-    middle = bound.offset.detach().new_zeros(bound.offset.shape) + pulled.middle
-    reach = None
-    if run.rounding is not None:
-        reach = bound.form.abs_dot(run.region.magnitude) + middle.abs() + pulled.spread
-    run.shortcuts[index] = Shortcut(bound.form, middle, pulled.passed, bound.slack, reach)
-
-
-def _one_slope(run: Pass, index: int) -> bool:
+def _lines_before(run: Pass, index: int) -> list[Lines]:
     needed = set(run.graph.ancestors(index))
-    return all(run.lines(k).shared for k in run.graph.activations if k in needed)
+    return [run.lines(k) for k in run.graph.activations if k in needed]
 
 
 def final_by_backward(run: Pass, form: Form, side: int) -> Bound:

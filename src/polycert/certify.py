@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -19,12 +18,11 @@ from polycert.inputs import as_inputs, as_labels, check_finite
 from polycert.judge import Judge
 from polycert.memory import batch_size_for
 from polycert.methods import get_method, get_relaxations, passes
+from polycert.parallel import Progress, over_batches
 from polycert.precision import error_model, holds, live_graph, plain_products
 from polycert.records import Certificates
 from polycert.rounding import Rounding
 from polycert.sets import Array, Ball, Region
-
-Progress = Callable[[int, int], None]  # samples done, samples in all
 
 
 class Bounds(NamedTuple):
@@ -51,6 +49,7 @@ def certify(
     rigorous: bool = True,
     batch_size: int | None = None,
     memory: int | None = None,
+    threads: int = 1,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> Certificates:
@@ -64,7 +63,8 @@ def certify(
         relaxation: `parallel` (the paper's), `adaptive` (CROWN), `best` of both for each sample and class.
         rigorous: cover every rounding error, so that a certificate is a proof about the real-valued network with
             the stored weights; False is the fast mode.
-        batch_size: samples at a time; memory: bytes that a batch may take, if no batch size is given.
+        batch_size: samples at a time; memory: bytes that all batches at work may take, if no batch size is given.
+        threads: batches at work at once; torch's own threads should then be one.
         seed: accepted for symmetry; nothing here is random.
         progress: called with (samples done, samples in all).
 
@@ -79,16 +79,18 @@ def certify(
     region = ball.at(inputs)
     judge = Judge(network, method, relaxation, rigorous)
     classes = classes_of(judge.graph)
-    batch = batch_size or batch_size_for(judge.graph, memory)
+    batch = batch_size or batch_size_for(judge.graph, memory, threads)
     with torch.no_grad():
         prediction = _predict(judge.graph, inputs, batch).argmax(1)
     label = as_labels(y, prediction, classes)
-    parts = []
-    for begin in range(0, len(inputs), batch):
-        part = slice(begin, begin + batch)
-        parts.append(_certify_part(judge, region[part], label[part], prediction[part], begin))
-        if progress is not None:
-            progress(min(begin + batch, len(inputs)), len(inputs))
+    with plain_products(judge.graph.device):  # here as well, so that no thread leaves while others compute
+        parts = over_batches(
+            lambda part: _certify_part(judge, region[part], label[part], prediction[part], part.start),
+            len(inputs),
+            batch,
+            threads,
+            progress,
+        )
     return Certificates.join(parts)
 
 

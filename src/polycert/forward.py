@@ -54,7 +54,7 @@ class ForwardPass(Pass):
         middle = op.push(*(part.middle for part in parts))
         spread = op.widen(*(part.spread for part in parts))
         if self.rounding is not None:
-            sizes = op.widen(*(self.reach(part) for part in parts))
+            sizes = op.widen(*(self.sizes(part) for part in parts))
             bias = 0.0 if op.bias_magnitude is None else op.bias_magnitude
             spread = spread + 2 * self.rounding.gamma(op.forward_terms) * (sizes + bias)
             spread = spread + self._underflow(op.forward_terms, spread)
@@ -68,7 +68,7 @@ class ForwardPass(Pass):
         middle = slope * part.middle + (above + below) / 2
         spread = slope.abs() * part.spread + (above - below) / 2
         if self.rounding is not None:
-            size = slope.abs() * self.reach(part) + torch.maximum(below.abs(), above.abs())
+            size = slope.abs() * self.sizes(part) + torch.maximum(below.abs(), above.abs())
             spread = spread + 4 * self.rounding.gamma(1) * size
             spread = spread if lines.error is None else spread + lines.error
             spread = spread + self._underflow(1, spread)
@@ -80,7 +80,7 @@ class ForwardPass(Pass):
         total = self.region.magnitude.flatten(1).sum(1) + 1
         return self.rounding.smallest * (terms + 1) * total.reshape(-1, *(1,) * (like.dim() - 1))
 
-    def reach(self, part: Pushed) -> Tensor:
+    def sizes(self, part: Pushed) -> Tensor:
         """Size of all that a forward form adds up."""
         at = self.region.magnitude.flatten(1)
         columns = part.columns.abs().flatten(2)
@@ -102,7 +102,7 @@ def hidden_by_forward(run: Pass, index: int) -> Interval:
     low, high = run.region.extremes(form, run.rounding)
     middle, width = part.middle.flatten(1), part.spread.flatten(1)
     if run.rounding is not None:
-        width = width + 2 * run.rounding.gamma(form.length) * forward.reach(part).flatten(1)
+        width = width + 2 * run.rounding.gamma(form.length) * forward.sizes(part).flatten(1)
     return Interval((low + middle - width).reshape(-1, *node.shape), (high + middle + width).reshape(-1, *node.shape))
 
 
@@ -120,7 +120,7 @@ def final_by_forward(run: Pass, form: Form, side: int) -> Bound:
         middle = middle + rows.dot(part.middle)
         spread = spread + rows.abs_dot(part.spread)
         if run.rounding is not None:
-            slack = slack + rows.abs_dot(3 * run.rounding.gamma(rows.dense().length) * forward.reach(part))
+            slack = slack + rows.abs_dot(3 * run.rounding.gamma(rows.dense().length) * forward.sizes(part))
             lost = run.rounding.smallest * (rows.dense().length + 1)
             slack = slack + lost * run.region.magnitude.flatten(1).sum(1, keepdim=True)
     assert isinstance(slope, Tensor)

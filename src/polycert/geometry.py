@@ -23,6 +23,7 @@ Algorithm 1), and the gradient is that of the bound with the full coordinates' p
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,19 +67,57 @@ def least_norm(weight: Tensor, cap: Tensor | None, drop: Tensor, norm: float, re
     if _needs_range(norm, weight):
         wide = None if cap is None else cap.double()
         return least_norm(weight.double(), wide, drop.double(), norm, relative).to(weight.dtype)
-    wanted, room = drop * (1 - 8 * relative), cap
-    if room is None:
-        norms = _ratio(wanted, dual_norm(weight, norm))
-    else:
-        weight, room = torch.broadcast_tensors(weight, room)
-        prices = _prices(weight, room, wanted, norm)
-        price = torch.where((prices >= 0) & (prices < weight), prices, weight)
-        joint = _ratio(wanted - _full(weight, price, room) * (1 + 8 * relative), dual_norm(price, norm))
-        alone = _ratio(wanted, dual_norm(weight, norm))
-        norms = torch.where(joint > alone, joint, alone)  # Lemma 1 is a bound as well
-        missed = _full(weight, None, room) * (1 + 8 * relative) < wanted
-        norms = torch.where(missed, math.inf, norms)
-    return torch.where(drop > 0, norms * (1 - 8 * relative), torch.zeros_like(norms))
+    found: Tensor = _LeastNorm.apply(weight, cap, drop, norm, relative)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _LeastNorm(torch.autograd.Function):
+    """`least_norm` with its gradient: `-m / ||price||_q` for the weights, `1 / ||price||_q` for the drop."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, cap: Tensor | None, drop: Tensor, norm: float, relative: float) -> Tensor:
+        """The better of the box's prices and none at all; what backward needs are the prices that won."""
+        wanted, price = drop * (1 - 8 * relative), weight
+        norms = _ratio(wanted, dual_norm(weight, norm))  # Lemma 1 is a bound as well
+        if cap is not None:
+            weight, cap = torch.broadcast_tensors(weight, cap)
+            prices = _prices(weight, cap, wanted, norm)
+            boxed = torch.where((prices >= 0) & (prices < weight), prices, weight)
+            joint = _ratio(wanted - _full(weight, boxed, cap) * (1 + 8 * relative), dual_norm(boxed, norm))
+            price = torch.where((joint > norms)[..., None], boxed, weight)
+            norms = torch.maximum(joint, norms)
+            missed = _full(weight, None, cap) * (1 + 8 * relative) < wanted
+            norms = torch.where(missed, math.inf, norms)
+        norms = torch.where(drop > 0, norms * (1 - 8 * relative), torch.zeros_like(norms))
+        ctx.save_for_backward(weight, cap, price, norms, (drop > 0) & torch.isfinite(norms))
+        ctx.norm = norm
+        return norms
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor, None, None]:
+        """Nothing where the drop is out of reach or not wanted."""
+        weight, cap, price, norms, moving = ctx.saved_tensors
+        size = dual_norm(price, ctx.norm)
+        share = torch.where(moving & (size > 0), gradient / torch.where(size > 0, size, 1), 0)
+        by_weight = by_cap = None
+        if ctx.needs_input_grad[0]:
+            length = torch.where(moving, norms, 0)
+            by_weight = -share[..., None] * _moves(weight, cap, price, length, size, ctx.norm)
+        if ctx.needs_input_grad[1]:
+            by_cap = -share[..., None] * (weight - price)
+        return by_weight, by_cap, share, None, None
+
+
+def _moves(weight: Tensor, cap: Tensor | None, price: Tensor, length: Tensor, size: Tensor, norm: float) -> Tensor:
+    """The optimal `m` (Eq. (5)): full coordinates at their cap, free ones in proportion to `weight^(q - 1)`."""
+    full = price < weight
+    stops = torch.zeros_like(weight) if cap is None else torch.where(full, cap, 0)
+    if norm == 1:  # all of what is left in the coordinate that sets the price
+        pivot = weight.masked_fill(full, -math.inf).argmax(-1, keepdim=True)
+        return stops.scatter(-1, pivot, (length - stops.sum(-1))[..., None])
+    power = 0.0 if math.isinf(norm) else 1 / (norm - 1)
+    ratio = weight / torch.where(size > 0, size, 1)[..., None]
+    return torch.where(full, stops, length[..., None] * ratio**power)
 
 
 def dual_norm(weight: Tensor, norm: float) -> Tensor:

@@ -94,11 +94,13 @@ class Judge:
             first = self._first
             own = region.to(first.dtype)
             verdict = judge(self.envelope(first, own, label), every=every)
+            in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
+            if not self.rigorous or first.dtype == torch.float64:
+                return verdict, in_double
             # The claim is about the inputs as given: where this type cannot hold them, only float64 counts.
             rounded = (own.x.double() != region.x.double()).flatten(1).any(1)
-            in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
             again = (verdict.unsettled | rounded).nonzero().squeeze(1)
-            if not self.rigorous or first.dtype == torch.float64 or len(again) == 0:
+            if len(again) == 0:
                 return verdict, in_double
             double = self.envelope(self.double, region[again].to(torch.float64), label[again])
             second = judge(double, every=every)

@@ -1,37 +1,89 @@
-"""How many samples fit into a memory budget."""
+"""How much is worked on at a time: samples in a batch, rows in a chunk."""
 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from polycert.graph import Graph
 from polycert.rules.convolution import Conv2d
 
-# Batches whose coefficients stay in the processor's cache are fastest; a budget only makes them smaller.
-CACHE_FRIENDLY = 32 * 2**20
-COPIES = 3  # tensors of the largest size that live at once in a backward pass
+# Coefficients at a time that stay in the processor's cache are fastest; a budget only makes them fewer.
+CHUNK = 2**20
+COPIES = 12  # tensors of a batch's activations that live at once
+CHUNKS_AT_ONCE = 6  # tensors of a chunk that live at once
 LARGEST_BATCH = 100
+# The GNU allocator hands blocks back to the system, at the price of page faults, above twice the largest block that
+# was ever freed; this is the largest that counts.
+KEPT_BLOCK = 31 * 2**20
 
 
-def batch_size_for(graph: Graph, memory: int | None = None) -> int:
-    """Samples per batch so that the largest coefficients of a backward pass stay within the budget (in bytes)."""
-    bytes_per_number = torch.finfo(graph.dtype).bits // 8
-    targets = [graph.nodes[k].inputs[0] for k in graph.activations] + [graph.output]
-    largest = max(_numbers(graph, target) for target in targets)
-    budget = CACHE_FRIENDLY if memory is None else min(memory, CACHE_FRIENDLY)
-    return max(1, min(LARGEST_BATCH, budget // (COPIES * bytes_per_number * largest)))
+class Chunk(NamedTuple):
+    """Some rows of some samples."""
+
+    sample: Tensor  # [samples]
+    unit: Tensor  # [samples, rows]: entries of the node, filled up with 0
+    wanted: Tensor  # [samples, rows]: which of them are not just filling
 
 
-def _numbers(graph: Graph, target: int) -> int:
-    """The most coefficients of one sample's rows at any node on the way from `target` to the input.
+def chunks(still_open: Tensor, width: int) -> Iterator[Chunk]:
+    """Split the open entries `[batch, entries]` of a node into chunks of about `CHUNK` coefficients.
 
-    Above the last activation they are the weights themselves, shared by all samples.
+    Samples with about as many open entries go together, so that little is filled up.
     """
-    if not any(graph.depends_on_activation[index] for index in graph.ancestors(target)):
-        return 1
-    rows = math.prod(graph.nodes[target].shape)
+    counts, order = still_open.sum(1).sort(descending=True)
+    begin, sizes = 0, counts.tolist()
+    while begin < len(sizes) and sizes[begin] > 0:
+        samples = max(1, CHUNK // (sizes[begin] * width))
+        group = order[begin : begin + samples].sort().values
+        rows = max(1, CHUNK // width)
+        whole = _listed(still_open[group], sizes[begin])
+        for first in range(0, sizes[begin], rows):
+            yield Chunk(group, *(part[:, first : first + rows] for part in whole))
+        begin += samples
+
+
+def _listed(still_open: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The open entries of each sample one after the other, `[samples, most]`, and which places are taken."""
+    sample, unit = still_open.nonzero(as_tuple=True)
+    place = (still_open.cumsum(1) - 1)[sample, unit]
+    units = place.new_zeros(len(still_open), most).index_put((sample, place), unit)
+    return units, torch.arange(most, device=units.device) < still_open.sum(1, keepdim=True)
+
+
+def keep_freed_blocks() -> None:
+    """Have the allocator reuse the blocks of earlier chunks; costs nothing, as the memory is never touched."""
+    torch.empty(KEPT_BLOCK, dtype=torch.uint8)
+
+
+def batch_size_for(graph: Graph, memory: int | None = None, threads: int = 1) -> int:
+    """Samples per batch: their final rows fit into a chunk, and the activations of all threads' batches into memory."""
+    rows = math.prod(graph.output_shape)
+    batch = CHUNK // (rows * row_width(graph, graph.output))
+    number = torch.finfo(graph.dtype).bits // 8
+    budget = (free_memory() // 2 if memory is None else memory) // threads - CHUNKS_AT_ONCE * CHUNK * number
+    activations = sum(math.prod(node.shape) for node in graph.nodes)
+    return max(1, min(LARGEST_BATCH, batch, budget // (COPIES * activations * number)))
+
+
+def free_memory() -> int:
+    """Bytes that are free, as far as the system says; a gibibyte if it does not."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 2**30
+
+
+def row_width(graph: Graph, target: int) -> int:
+    """The most coefficients that one row over node `target` has at any node on the way to the input.
+
+    A row stays within a window as long as it passes convolutions.
+    """
     window: tuple[int, int] | None = (1, 1)
     most = 1
     for index in graph.ancestors(target):
@@ -43,9 +95,5 @@ def _numbers(graph: Graph, target: int) -> int:
             window = None
         most = max(most, size) if index != target else most
         if isinstance(node.op, Conv2d) and window is not None:
-            kernel = node.op.kernel.shape[2:]
-            window = (
-                (window[0] - 1) * node.op.stride[0] + kernel[0],
-                (window[1] - 1) * node.op.stride[1] + kernel[1],
-            )
-    return rows * most
+            window = node.op.reach(window)
+    return most

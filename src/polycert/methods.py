@@ -20,6 +20,7 @@ from polycert.errors import PolycertError
 from polycert.forms import Dense, Form
 from polycert.forward import ForwardPass, final_by_forward, hidden_by_forward
 from polycert.graph import Graph
+from polycert.memory import keep_freed_blocks
 from polycert.relaxations import RELAXATIONS, Relaxation, parallel
 from polycert.rounding import Rounding
 from polycert.rules import Interval
@@ -93,4 +94,5 @@ def get_relaxations(name: str, method: str) -> tuple[Relaxation, ...]:
 def passes(graph: Graph, region: Region, method: str, relaxation: str, rounding: Rounding | None = None) -> list[Pass]:
     """Fresh passes of a method over a region, one for each relaxation."""
     chosen = get_method(method)
+    keep_freed_blocks()
     return [chosen.run(graph, region, one, chosen.hidden, rounding) for one in get_relaxations(relaxation, method)]

@@ -15,7 +15,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polycert.certify import Progress
 from polycert.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network
@@ -23,6 +22,8 @@ from polycert.inputs import as_inputs, as_labels, check_finite
 from polycert.judge import Judge, Verdict
 from polycert.memory import batch_size_for
 from polycert.methods import get_method, get_relaxations
+from polycert.parallel import Progress, over_batches
+from polycert.precision import plain_products
 from polycert.records import save_frame
 from polycert.sets import Array, Ball, Minimum, Region
 
@@ -189,13 +190,14 @@ def largest_radius(
     rigorous: bool = True,
     batch_size: int | None = None,
     memory: int | None = None,
+    threads: int = 1,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> Radii:
     """Search [0, upper] for the largest eps whose whole ball is certified.
 
     Args:
-        net, x, y, method, relaxation, rigorous, batch_size, memory, seed, progress: as in `certify`.
+        net, x, y, method, relaxation, rigorous, batch_size, memory, threads, seed, progress: as in `certify`.
         norm, low, high, minimum: the set, as in `Ball`.
         upper: the largest radius of interest; tolerance: width of the final bracket.
         strategy: `root`, a safeguarded secant on d(eps) - eps; `envelope`, the paper's search, which halves the
@@ -210,14 +212,15 @@ def largest_radius(
     ball = Ball(norm, upper, low, high, minimum=minimum)
     region = ball.at(inputs)
     judge = Judge(network, method, relaxation, rigorous)
-    batch = batch_size or batch_size_for(judge.graph, memory)
-    parts = []
-    for begin in range(0, len(inputs), batch):
-        part = slice(begin, begin + batch)
-        labels = None if y is None else torch.as_tensor(y)[part]
-        parts.append(_search(judge, region[part], labels, begin, upper, tolerance, STRATEGIES[strategy]))
-        if progress is not None:
-            progress(min(begin + batch, len(inputs)), len(inputs))
+    batch = batch_size or batch_size_for(judge.graph, memory, threads)
+    labels = None if y is None else torch.as_tensor(y)
+
+    def search(part: slice) -> Radii:
+        given = None if labels is None else labels[part]
+        return _search(judge, region[part], given, part.start, upper, tolerance, STRATEGIES[strategy])
+
+    with plain_products(judge.graph.device):
+        parts = over_batches(search, len(inputs), batch, threads, progress)
     return Radii(*(torch.cat([getattr(p, name) for p in parts]) for name in Radii.__dataclass_fields__))
 
 

@@ -109,6 +109,8 @@ class Region:
 
     def to(self, dtype: torch.dtype) -> Region:
         """The same set in another floating-point type: the box rounds outward, x to the nearest."""
+        if dtype == self.x.dtype:
+            return self
         low = None if self.low is None else round_down(self.low, dtype)
         high = None if self.high is None else round_up(self.high, dtype)
         return replace(self, x=self.x.to(dtype), low=low, high=high)

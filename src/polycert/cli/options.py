@@ -96,11 +96,11 @@ class Machine(Voice):
     """Where it runs."""
 
     device: Annotated[str, running(help="Where to compute, such as cpu or cuda:0.")] = "cpu"
-    threads: Annotated[int | None, running(min=1, help="Threads of torch.")] = None
+    threads: Annotated[int | None, running(min=1, help="Batches at work at once (default: all cores).")] = None
     batch_size: Annotated[int | None, running(min=1, help="Samples at a time, instead of --memory.")] = None
     memory: Annotated[
         str | None,
-        running(metavar="SIZE", help="Memory that a batch may take, such as 500M."),
+        running(metavar="SIZE", help="Memory that the batches may take, such as 500M (default: half of what is free)."),
     ] = None
     seed: Annotated[int, running(help="Seed of what is random.")] = 0
 

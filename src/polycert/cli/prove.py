@@ -36,6 +36,7 @@ def _settings(options: Proof, job: Job) -> dict[str, Any]:
         "relaxation": options.relaxation,
         "rigorous": not options.fast,
         "batch_size": job.batch,
+        "threads": job.threads,
         "seed": options.seed,
     }
 

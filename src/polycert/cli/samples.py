@@ -38,6 +38,7 @@ class Job:
     source: str
     total: int
     batch: int
+    threads: int
 
 
 class Plan(NamedTuple):
@@ -48,6 +49,7 @@ class Plan(NamedTuple):
     high: float | None
     memory: int | None
     device: torch.device
+    threads: int
 
 
 def plan(options: Proof) -> Plan:
@@ -60,8 +62,9 @@ def plan(options: Proof) -> Plan:
         raise BadUsage(f"--data-dir: there is no folder {str(options.data_dir)!r}")
     if options.weights is not None and Path(options.model).exists():
         raise BadUsage(f"--weights goes with package.module:function; {options.model!r} carries its own")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    # Batches side by side use the cores better than torch's own threads within one.
+    threads = options.threads or torch.get_num_threads()
+    torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     low, high = (None, None) if options.dataset is None else (0.0, 1.0)
     return Plan(
@@ -70,6 +73,7 @@ def plan(options: Proof) -> Plan:
         parsing.bound(options.high, "--high", high),
         parsing.size(options.memory),
         _device(options.device),
+        threads,
     )
 
 
@@ -87,8 +91,8 @@ def prepare(options: Proof, ball: Ball, plan: Plan) -> Job:
         if len(y) != len(x):
             raise PolycertError(f"there are {len(x)} samples but {len(y)} labels in {source}")
         labels = as_labels(y[index].to(plan.device), torch.zeros_like(index, device=plan.device), classes_of(graph))
-    batch = options.batch_size or batch_size_for(graph, plan.memory)
-    return Job(network, inputs, labels, index, source, len(x), batch)
+    batch = options.batch_size or batch_size_for(graph, plan.memory, plan.threads)
+    return Job(network, inputs, labels, index, source, len(x), batch, plan.threads)
 
 
 def _device(name: str) -> torch.device:

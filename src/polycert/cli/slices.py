@@ -77,7 +77,7 @@ def in_slices(
     total = len(job.x)
     bar.update(bar.task_ids[0], description=verb, total=total)
     parts: list[Result] = []
-    begin, size, clock = 0, job.batch, time.perf_counter()
+    begin, size, clock = 0, job.batch * job.threads, time.perf_counter()
     try:
         while begin < total:
             here, started = slice(begin, min(begin + size, total)), time.perf_counter()

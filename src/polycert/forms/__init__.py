@@ -5,16 +5,31 @@ A form holds, for every sample of a batch and every row, the coefficients of one
 
 - `Identity`: the rows are the node's own entries;
 - `Differences`: a row is one entry minus another (a margin between two classes);
-- `Patches`: a row lives in a small window of an image (a neuron of a convolution);
+- `Selected`: the rows are some of its entries, others for each sample;
+- `Patches` and `Windows`: a row lives in a small window of an image (all or some neurons of a convolution);
 - `Dense`: everything, the fallback that every form can turn into.
 
 Nothing outside this folder asks which form it has: ops call `form.pull(op)`, and an op with a structure of its own
-offers it through `pull_identity`, `pull_patches` or `pull_differences`.
+offers it through `pull_identity`, `pull_selected`, `pull_windowed` or `pull_differences`.
 """
 
-from polycert.forms.base import Form, Pullable, Rows, Shape
+from polycert.forms.base import Form, Pullable, Shape
 from polycert.forms.dense import Dense, Scaled
 from polycert.forms.patches import Patches
-from polycert.forms.units import Differences, Identity
+from polycert.forms.units import Differences, Identity, Selected
+from polycert.forms.windowed import Windowed
+from polycert.forms.windows import Windows
 
-__all__ = ["Dense", "Differences", "Form", "Identity", "Patches", "Pullable", "Rows", "Scaled", "Shape"]
+__all__ = [
+    "Dense",
+    "Differences",
+    "Form",
+    "Identity",
+    "Patches",
+    "Pullable",
+    "Scaled",
+    "Selected",
+    "Shape",
+    "Windowed",
+    "Windows",
+]

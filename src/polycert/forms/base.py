@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from polycert.forms.dense import Dense
-    from polycert.forms.patches import Patches
-    from polycert.forms.units import Differences, Identity
+    from polycert.forms.units import Differences, Identity, Selected
+    from polycert.forms.windowed import Windowed
 
 Shape = tuple[int, ...]
-
-
-class Rows(NamedTuple):
-    """Plain rows over a node: `coef * factor`, the first perhaps shared by all samples, the second per sample."""
-
-    coef: Tensor  # [batch or 1, rows, entries]
-    factor: Tensor | None  # [batch, entries]
-
-    def times(self, columns: Tensor) -> Tensor:
-        """Products with columns given as `[batch, count, entries]`: `[batch, count, rows]`."""
-        scaled = columns if self.factor is None else columns * self.factor.unsqueeze(1)
-        return scaled @ (self.coef[0].T if self.coef.shape[0] == 1 else self.coef.transpose(1, 2))
-
-    @property
-    def batch(self) -> int:
-        """Samples, or 1."""
-        return max(self.coef.shape[0], 1 if self.factor is None else self.factor.shape[0])
 
 
 class Pullable(Protocol):
@@ -48,8 +31,12 @@ class Pullable(Protocol):
         """The linear part's own rows."""
         ...
 
-    def pull_patches(self, form: Patches) -> Form:
-        """A windowed form through the op."""
+    def pull_selected(self, form: Selected) -> Form:
+        """Some of the linear part's own rows."""
+        ...
+
+    def pull_windowed(self, form: Windowed) -> Form:
+        """Windows through the op."""
         ...
 
     def pull_differences(self, form: Differences) -> Form:
@@ -124,8 +111,12 @@ class Form(ABC):
         """The sum of two forms over the same node."""
         return self.dense().plus(other)
 
-    def patches_like(self, other: Patches) -> Patches | None:
-        """This form in windows on the same grid as `other`, where that is possible."""
+    def windows_like(self, other: Windowed) -> Windowed | None:
+        """This form in windows at the same points as `other`, where that is possible."""
+        return None
+
+    def at(self, index: Tensor) -> Dense | None:
+        """Only the coefficients at some entries `[batch, count]` of each sample, where that is cheap."""
         return None
 
     def inside(self) -> Form:
@@ -135,23 +126,6 @@ class Form(ABC):
     def with_coefficients(self, coef: Tensor) -> Form:
         """The same structure with other coefficients, given as `coefficients()` gives them."""
         return self.dense().with_coefficients(coef)
-
-    @property
-    def windowed(self) -> bool:
-        """Whether `combine` is cheap."""
-        return False
-
-    def combine(self, rows: Rows) -> Dense:
-        """Linear combinations of these rows."""
-        return self.dense().combine(rows)
-
-    def columns(self, index: Tensor) -> Tensor | None:
-        """`[batch, count, rows]`: the coefficients at some entries `[batch, count]`, or None if that is not cheap."""
-        return None
-
-    def rows(self) -> Rows | None:
-        """The coefficients as plain rows to multiply other forms with, where they are stored like that."""
-        return None
 
 
 class FlatForm(Form):

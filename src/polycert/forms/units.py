@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from polycert.forms.base import FlatForm, Form, Pullable, Shape
 from polycert.forms.dense import Dense
 from polycert.forms.patches import Patches
+from polycert.forms.windowed import Windowed
+from polycert.forms.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,90 @@ class Identity(FlatForm):
         """Left to the other form, which may have a structure."""
         return other.plus(self) if not isinstance(other, Identity) else self.dense().plus(other)
 
-    def patches_like(self, other: Patches) -> Patches | None:
+    def windows_like(self, other: Windowed) -> Windowed | None:
         """A window of one pixel with step 1."""
-        return self._one_pixel().patches_like(other) if len(self.shape) == 3 else None
+        return self._one_pixel().windows_like(other) if len(self.shape) == 3 else None
 
     def _one_pixel(self) -> Patches:
         channels, height, width = self.shape
         eye = torch.eye(channels, dtype=self.like.dtype, device=self.like.device)
         coef = eye.reshape(1, 1, channels, 1, channels, 1)
         return Patches(coef, self.shape, (height, width), stride=(1, 1), start=(0, 0), masked=True)
+
+
+@dataclass(frozen=True)
+class Selected(FlatForm):
+    """The rows are some entries of the node, others for each sample."""
+
+    index: Tensor  # [batch, rows]
+    shape: Shape
+    like: Tensor  # carries dtype and device
+
+    @property
+    def length(self) -> int:
+        """A single coefficient."""
+        return 1
+
+    @property
+    def exact(self) -> bool:
+        """The op's own weights, unrounded."""
+        return True
+
+    def dot(self, values: Tensor) -> Tensor:
+        """Look the entries up."""
+        return values.flatten(1).expand(len(self.index), -1).gather(1, self.index)
+
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """Look the entries up."""
+        return self.dot(values)
+
+    def scale(self, factor: Tensor) -> Form:
+        """Written out; in windows of one pixel for images."""
+        return self._one_pixel().scale(factor) if len(self.shape) == 3 else self.dense().scale(factor)
+
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
+        """All coefficients are positive."""
+        return self.scale(positive)
+
+    def pull(self, op: Pullable) -> Form:
+        """The op's own rows."""
+        return op.pull_selected(self)
+
+    def dense(self) -> Dense:
+        """Unit rows."""
+        size = math.prod(self.shape)
+        coef = torch.zeros(*self.index.shape, size, dtype=self.like.dtype, device=self.like.device)
+        return Dense(coef.scatter(2, self.index.unsqueeze(2), 1.0).unflatten(2, self.shape))
+
+    def view(self, shape: Shape) -> Selected:
+        """Entries are counted in memory order, which a reshape keeps."""
+        return Selected(self.index, shape, self.like)
+
+    def negative(self) -> Form:
+        """Minus one at the entry."""
+        return self.scale(-torch.ones(1, *self.shape, dtype=self.like.dtype, device=self.like.device))
+
+    def plus(self, other: Form) -> Form:
+        """Left to the other form, which may have a structure."""
+        return other.plus(self) if not isinstance(other, Selected) else self.dense().plus(other)
+
+    def windows_like(self, other: Windowed) -> Windowed | None:
+        """A window of one pixel with step 1."""
+        return self._one_pixel().windows_like(other) if len(self.shape) == 3 else None
+
+    @cached_property
+    def points(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Channel, line and column of each entry of an image, `[batch, rows]` each."""
+        _, height, width = self.shape
+        pixel = self.index % (height * width)
+        return self.index // (height * width), pixel // width, pixel % width
+
+    def _one_pixel(self) -> Windows:
+        channel, line, column = self.points
+        eye = torch.eye(self.shape[0], dtype=self.like.dtype, device=self.like.device)
+        coef = eye[channel][:, :, None, :, None]
+        grid = (self.shape[1], self.shape[2])
+        return Windows(coef, self.shape, grid, (1, 1), (0, 0), True, line, column)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -124,20 +125,33 @@ class Captured(Network):
         """Whether a final softmax was dropped."""
         return self.has_softmax
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """As the first parameter's."""
+        first = next(self.module.parameters(), None)
+        return self.default_dtype if first is None else first.dtype
+
+    @property
+    def _device(self) -> torch.device:
+        first = next(self.module.parameters(), None)
+        return self.default_device if first is None else first.device
+
+    @cached_property
+    def _needed(self) -> set[fx.Node]:
+        """The calls that the output depends on."""
+        return _needed(self.result)
+
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
         """Resolve every tensor anew, so that training, loading and moving the module are seen."""
-        first = next(iter(self.module.parameters()), None)
-        own = self.default_dtype if first is None else first.dtype
-        device = self.default_device if first is None else first.device
+        own, device = self.dtype, self._device
         known: dict[str, Any] = dict(self._tensors(dtype or own, device))
         nodes = [Node("input", None, (), self.input_shape)]
         known[self.program.graph_signature.user_inputs[0]] = Value(0)
         like = torch.empty(0, dtype=dtype or own, device=device)
-        needed = _needed(self.result)
         problems: list[str] = []
         computed: list[str] = []
         for call in self.calls:
-            if call not in needed:
+            if call not in self._needed:
                 continue
             resolved: Any = fx.node.map_arg((call.args, call.kwargs), lambda n: known[n.name])
             args, kwargs = resolved

@@ -61,6 +61,15 @@ class Graph:
         return tuple(found)
 
     @cached_property
+    def readers(self) -> dict[int, tuple[Activation, ...]]:
+        """For each node, the activations applied to it."""
+        found: dict[int, tuple[Activation, ...]] = {}
+        for node in self.nodes:
+            if isinstance(node.op, Activation):
+                found[node.inputs[0]] = (*found.get(node.inputs[0], ()), node.op)
+        return found
+
+    @cached_property
     def linear(self) -> dict[int, Linear]:
         """The affine nodes."""
         return {k: node.op for k, node in enumerate(self.nodes) if isinstance(node.op, Linear)}

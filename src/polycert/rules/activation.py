@@ -63,6 +63,10 @@ class LeakyRelu(Activation):
         unstable = (lower < 0) & (upper > 0)
         return Interval(torch.where(unstable, low.clamp(max=0), low), torch.where(unstable, high.clamp(min=0), high))
 
+    def settled(self, given: Interval) -> Tensor | None:
+        """On one side of the kink."""
+        return (given.lower >= 0) | (given.upper <= 0)
+
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """At one of the ends."""
         return torch.maximum(self.forward(lower).abs(), self.forward(upper).abs())

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polycert.forms import Dense, Differences, Form, Identity, Shape
+from polycert.forms import Dense, Differences, Form, Identity, Selected, Shape
 from polycert.rounding import Rounding
 from polycert.rules.base import Affine, Call, Interval, Linear, Value, constant_rows, rule
 
@@ -35,10 +35,6 @@ class MatMul(Affine):
         """One offset per output, the same along the other axes."""
         return None if self.offset is None else self.offset.expand(1, *self.out_shape)
 
-    @cached_property
-    def _absolute_weight(self) -> Tensor:
-        return self.weight.abs()
-
     def push(self, *columns: Tensor) -> Tensor:
         """`x W^T`."""
         return F.linear(columns[0], self.weight)
@@ -49,7 +45,7 @@ class MatMul(Affine):
 
     def absolute(self, values: Tensor) -> Tensor:
         """`x |W|^T`."""
-        return F.linear(values, self._absolute_weight)
+        return F.linear(values, self.weight.abs())
 
     def adjoint(self, rows: Tensor) -> Tensor:
         """`a W`."""
@@ -58,6 +54,10 @@ class MatMul(Affine):
     def pull_identity(self, form: Identity) -> Form:
         """The weights themselves, shared by all samples."""
         return Dense(self.weight.unsqueeze(0)) if len(self.in_shape) == 1 else form.dense().pull(self)
+
+    def pull_selected(self, form: Selected) -> Form:
+        """Rows of the weights."""
+        return Dense(self.weight[form.index]) if len(self.in_shape) == 1 else form.dense().pull(self)
 
     def pull_differences(self, form: Differences) -> Form:
         """Elision of the last layer: differences of rows of the weights."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.forms import Differences, Form, Identity, Patches, Shape
+from polycert.forms import Differences, Form, Identity, Selected, Shape, Windowed
 from polycert.rounding import Rounding
 
 
@@ -150,7 +150,11 @@ class Affine(Linear):
         """Written out unless the op knows better."""
         return form.dense().pull(self)
 
-    def pull_patches(self, form: Patches) -> Form:
+    def pull_selected(self, form: Selected) -> Form:
+        """Written out unless the op knows better."""
+        return form.dense().pull(self)
+
+    def pull_windowed(self, form: Windowed) -> Form:
         """Written out unless the op knows better."""
         return form.dense().pull(self)
 
@@ -176,6 +180,37 @@ class Lines(NamedTuple):
         """Whether both lines have one slope (the paper's relaxation)."""
         return self.lower_slope is self.upper_slope
 
+    def part(self, samples: Tensor) -> Lines:
+        """The same for some of the samples; a shared slope stays shared."""
+        lower_slope, lower_offset, upper_offset = (
+            t[samples] for t in (self.lower_slope, self.lower_offset, self.upper_offset)
+        )
+        upper_slope = lower_slope if self.shared else self.upper_slope[samples]
+        error = None if self.error is None else self.error[samples]
+        return Lines(lower_slope, lower_offset, upper_slope, upper_offset, error)
+
+    @property
+    def middle(self) -> Tensor:
+        """Halfway between the lines at 0."""
+        return (self.upper_offset + self.lower_offset) / 2
+
+    @property
+    def half_gap(self) -> Tensor:
+        """Half their distance at 0; exactly 0 where a piecewise linear unit is straight."""
+        return (self.upper_offset - self.lower_offset) / 2
+
+    def reach(self, given: Interval, rounding: Rounding | None) -> Interval:
+        """All values between the two lines on the interval."""
+        low = torch.minimum(self.lower_slope * given.lower, self.lower_slope * given.upper) + self.lower_offset
+        high = torch.maximum(self.upper_slope * given.lower, self.upper_slope * given.upper) + self.upper_offset
+        if rounding is None:
+            return Interval(low, high)
+        slope = torch.maximum(self.lower_slope.abs(), self.upper_slope.abs())
+        offset = torch.maximum(self.lower_offset.abs(), self.upper_offset.abs())
+        error = 2 * rounding.gamma(2) * (slope * given.magnitude + offset) + rounding.tiny
+        error = error if self.error is None else error + self.error
+        return Interval(low - error, high + error)
+
 
 class Activation(Op):
     """A function applied to each entry. Relaxations choose slopes; `extent` makes any slope sound."""
@@ -198,6 +233,10 @@ class Activation(Op):
     @abstractmethod
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """An upper bound of |f| on the interval."""
+
+    def settled(self, given: Interval) -> Tensor | None:
+        """Where the function is straight on the interval, so that a tighter interval changes nothing; None: nowhere."""
+        return None
 
     def magnitude(self, *inputs: Tensor) -> Tensor:
         """From the symmetric interval."""

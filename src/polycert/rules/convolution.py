@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polycert.forms import Form, Identity, Patches, Shape
+from polycert.forms import Form, Identity, Patches, Selected, Shape, Windowed, Windows
 from polycert.rules.base import Affine, Call, rule
-
-Pair = tuple[int, int]
+from polycert.rules.transposed import Geometry, Pair, Transposed, dilated, interleaved
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,25 +52,20 @@ class Conv2d(Affine):
 
     def absolute(self, values: Tensor) -> Tensor:
         """With absolute weights."""
-        return self._apply(values, self._absolute_weight)
+        return self._apply(values, self.weight.abs())
 
     @cached_property
-    def _absolute_weight(self) -> Tensor:
-        return self.weight.abs()
+    def _geometry(self) -> Geometry:
+        return Geometry(self.in_shape, self.stride, self.padding, self.dilation, self.groups)
+
+    @cached_property
+    def _interleaved(self) -> Tensor:
+        return interleaved(self.weight, self._geometry)
 
     def adjoint(self, rows: Tensor) -> Tensor:
         """The transposed convolution, back to the input's exact size."""
-        kernel = self.weight.shape[2:]
-        extra = [
-            self.in_shape[k + 1]
-            - ((self.out_shape[k + 1] - 1) * self.stride[k] - 2 * self.padding[k])
-            - (self.dilation[k] * (kernel[k] - 1) + 1)
-            for k in (0, 1)
-        ]
-        # What the stride leaves over can exceed the stride itself: then those pixels have no weight at all.
-        inside = [min(e, max(s, d) - 1) for e, s, d in zip(extra, self.stride, self.dilation, strict=True)]
-        out = F.conv_transpose2d(rows, self.weight, None, self.stride, self.padding, inside, self.groups, self.dilation)
-        return F.pad(out, (0, extra[1] - inside[1], 0, extra[0] - inside[0]))
+        image: Tensor = Transposed.apply(rows, self.weight, self._interleaved, self._geometry)  # type: ignore[no-untyped-call]
+        return image
 
     def pull_identity(self, form: Identity) -> Form:
         """The kernel as a window on the output's grid, shared by all positions and samples."""
@@ -84,54 +78,71 @@ class Conv2d(Affine):
             masked=self.padding == (0, 0),
         )
 
-    def pull_patches(self, form: Patches) -> Form:
+    def pull_selected(self, form: Selected) -> Form:
+        """The kernels of the chosen channels, as windows at the chosen points."""
+        channel, line, column = form.points
+        coef, grid = self.kernel.transpose(1, 2)[channel], (self.out_shape[1], self.out_shape[2])
+        return Windows(coef, self.in_shape, grid, self.stride, self.padding, self.padding == (0, 0), line, column)
+
+    def pull_windowed(self, form: Windowed) -> Form:
         """A window of windows is a window: one product with the kernel's own small matrix."""
-        reach = [(w - 1) * s + k for w, s, k in zip(form.window, self.stride, self.kernel.shape[2:], strict=True)]
+        reach = self.reach(form.window)
         if reach[0] > self.in_shape[1] and reach[1] > self.in_shape[2]:
             return form.dense().pull(self)  # the window would be larger than the image
         (sh, sw), (ph, pw) = self.stride, self.padding
         start = (form.start[0] * sh + ph, form.start[1] * sw + pw)
-        return Patches(
-            self._widen_windows(form.mask().coef, (reach[0], reach[1])),
-            self.in_shape,
-            form.grid,
-            (form.stride[0] * sh, form.stride[1] * sw),
-            start,
+        return replace(
+            form,
+            coef=self._widen_windows(form.mask().coef, reach),
+            shape=self.in_shape,
+            stride=(form.stride[0] * sh, form.stride[1] * sw),
+            start=start,
             masked=start == (0, 0),
         )
+
+    def reach(self, window: Pair) -> Pair:
+        """Lines and columns of the input that a window over the output sees."""
+        kernel = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.weight.shape[2:], strict=True)]
+        return ((window[0] - 1) * self.stride[0] + kernel[0], (window[1] - 1) * self.stride[1] + kernel[1])
 
     def _widen_windows(self, coef: Tensor, reach: Pair) -> Tensor:
         """Windows over the output `[..., kh, C', kw]` as windows over the input, one line of them at a time.
 
         A line of a window weighs the same lines of the input wherever it is, only further down: one matrix for all.
         """
-        lines, channels, width = coef.shape[3:]
-        eye = torch.eye(channels * width, dtype=coef.dtype, device=coef.device)
-        spread = F.conv_transpose2d(eye.reshape(-1, channels, 1, width), self.kernel, stride=self.stride)
-        matrix = spread.transpose(1, 2).flatten(1)  # [C' kw, kernel height * C * reach]
-        flat, line = coef.flatten(4).flatten(0, 2), self.in_shape[0] * reach[1]
+        matrix = self._line_matrix(coef.shape[-1])
+        flat, line = coef.flatten(-2).flatten(0, -3), self.in_shape[0] * reach[1]
         wide = coef.new_zeros(flat.shape[0], reach[0] * line)
-        for i in range(lines):
+        for i in range(coef.shape[-3]):
             begin = i * self.stride[0] * line
             wide[:, begin : begin + matrix.shape[1]].addmm_(flat[:, i], matrix)
-        return wide.reshape(*coef.shape[:3], reach[0], self.in_shape[0], reach[1])
+        return wide.reshape(*coef.shape[:-3], reach[0], self.in_shape[0], reach[1])
+
+    def _line_matrix(self, width: int) -> Tensor:
+        """What one line of a window weighs in the input: `[C' * width, kernel height * C * reach]`."""
+        if width not in self._line_matrices:
+            size = self.out_shape[0] * width
+            eye = torch.eye(size, dtype=self.weight.dtype, device=self.weight.device)
+            lines = eye.reshape(-1, self.out_shape[0], 1, width)
+            spread = F.conv_transpose2d(lines, self.kernel, stride=self.stride)
+            self._line_matrices[width] = spread.transpose(1, 2).flatten(1)
+        return self._line_matrices[width]
+
+    @cached_property
+    def _line_matrices(self) -> dict[int, Tensor]:
+        return {}
 
     @cached_property
     def kernel(self) -> Tensor:
         """The weights with groups and dilation written out: `[out, in, kh, kw]`."""
-        weight = self.weight
-        if self.groups > 1:
-            out, per_group = weight.shape[:2]
-            owner = torch.arange(out, device=weight.device) // (out // self.groups)
-            member = torch.arange(self.in_shape[0], device=weight.device) // per_group
-            tiled = weight.repeat(1, self.groups, 1, 1)
-            weight = tiled * (owner[:, None] == member[None, :]).to(weight.dtype)[..., None, None]
-        if self.dilation != (1, 1):
-            kh, kw = ((d * (k - 1) + 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True))
-            wide = weight.new_zeros(*weight.shape[:2], kh, kw)
-            wide[:, :, :: self.dilation[0], :: self.dilation[1]] = weight
-            weight = wide
-        return weight
+        weight = dilated(self.weight, self.dilation)
+        if self.groups == 1:
+            return weight
+        out, per_group = weight.shape[:2]
+        owner = torch.arange(out, device=weight.device) // (out // self.groups)
+        member = torch.arange(self.in_shape[0], device=weight.device) // per_group
+        tiled = weight.repeat(1, self.groups, 1, 1)
+        return tiled * (owner[:, None] == member[None, :]).to(weight.dtype)[..., None, None]
 
 
 def _pair(value: int | Sequence[int]) -> Pair:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from polycert.rules.base import Call, rule
-from polycert.rules.convolution import Conv2d, Pair
+from polycert.rules.convolution import Conv2d
+from polycert.rules.transposed import Pair
 
 
 @dataclass(frozen=True, eq=False)

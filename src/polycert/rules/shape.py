@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polycert.forms import Form, Identity, Shape
+from polycert.forms import Form, Shape
 from polycert.rules.base import Affine, Call, rule
 
 
@@ -46,10 +46,6 @@ class Reshape(Exact):
     def pull(self, form: Form) -> list[Form]:
         """Forms know how to reshape themselves."""
         return [form if self.in_shape == self.out_shape else form.view(self.in_shape)]
-
-    def pull_identity(self, form: Identity) -> Form:
-        """Rows are counted in memory order."""
-        return form.view(self.in_shape)
 
 
 @dataclass(frozen=True, eq=False)

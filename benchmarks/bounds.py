@@ -1,0 +1,208 @@
+"""Speed and memory of bounds and of training steps: a table of ratios within one run.
+
+Usage: python benchmarks/bounds.py [--only TEXT] [--json FILE] [--markdown FILE]
+
+One thread, CPU time, the best of a few repetitions, `rigorous=False`. For each network and method: milliseconds per
+image, peak memory above what was there before, and two figures that do not depend on the machine: the ratio to a
+plain forward pass, and to a matrix product (sgemm) of as many floating-point operations as the bounds need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from flops import bound_flops, forward_flops
+from nets import Subject, subject
+
+import polycert as pc
+
+METHODS = [
+    ("ibp", "parallel"),
+    ("crown-ibp", "parallel"),
+    ("crown-ibp", "adaptive"),
+    ("crown", "parallel"),
+    ("crown", "adaptive"),
+    ("forward", "parallel"),
+]
+# Pushing thousands of input pixels through wide layers takes minutes; all units of CNN7 are bounded for one image only.
+SLOW = {("CNN7", "forward"): 0, ("ResNet", "forward"): 0, ("CNN7", "crown"): 1}  # largest batch
+BATCHES = {"FC1": (1, 10, 20, 100), "MNIST CNN": (1, 10, 20, 100), "CIFAR CNN": (1, 10, 100)}
+GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    network: str
+    work: str
+    batch: int
+    ms_per_image: float
+    memory_mb: float | None
+    to_forward: float
+    gflop: float
+    to_sgemm: float
+
+
+def seconds(work: Callable[[], object], repeat: int = 4) -> float:
+    """CPU time of the fastest repetition, after one to warm up; a single one if that takes long."""
+    best = math.inf
+    for k in range(repeat + 1):
+        begin = time.process_time()
+        work()
+        spent = time.process_time() - begin
+        best = spent if k == 1 else min(best, spent) if k else best
+        if k == 0 and spent > 20:
+            return spent
+    return best
+
+
+def sgemm_rate() -> float:
+    """Floating-point operations a second of a large product, now."""
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    return 2 * 1024**3 / seconds(lambda: a @ b, 8)
+
+
+def peak_memory(work: Callable[[], object]) -> float | None:
+    """Megabytes above the memory in use before; None where the system does not say."""
+    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return None
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier work left behind would hide what this one needs
+    reset.write_text("5")
+    before = _status(status, "VmRSS")
+    work()
+    return (_status(status, "VmHWM") - before) / 1024
+
+
+def _status(file: Path, key: str) -> int:
+    return int(next(line for line in file.read_text().splitlines() if line.startswith(key)).split()[1])
+
+
+def certify_rows(given: Subject) -> Iterator[Row]:
+    """Every method on every batch size; `crown` with distances is PEC."""
+    graph = given.net.bind()
+    for batch in BATCHES.get(given.name, (1, 4)):
+        x, y = given.x[:batch], given.y[:batch]
+        with torch.no_grad():
+            plain = seconds(lambda: graph.forward(x))  # noqa: B023
+        for method, relaxation in METHODS:
+            if batch > SLOW.get((given.name, method), batch):
+                continue
+
+            def work(method: str = method, relaxation: str = relaxation) -> object:
+                return pc.certify(
+                    given.net,
+                    x,  # noqa: B023
+                    y,  # noqa: B023
+                    given.ball,
+                    method=method,
+                    relaxation=relaxation,
+                    rigorous=False,
+                    batch_size=batch,  # noqa: B023
+                )
+
+            spent, rate = seconds(work), sgemm_rate()
+            need = batch * bound_flops(graph, method)
+            yield Row(
+                given.name,
+                f"{method}, {relaxation}",
+                batch,
+                1e3 * spent / batch,
+                peak_memory(work),
+                spent / plain,
+                need / batch / GIGA,
+                spent / (need / rate),
+            )
+
+
+def training_rows(given: Subject, batch: int) -> Iterator[Row]:
+    """One step of each loss: value and gradients; three times the operations of the bounds."""
+    x, y, graph = given.x[:batch], given.y[:batch], given.net.bind()
+    losses = {
+        "C-PER": (pc.losses.PER(method="crown"), "crown"),
+        "I-PER": (pc.losses.PER(method="forward"), "forward"),
+        "KW": (pc.losses.KW(), "crown"),
+        "CROWN-IBP": (pc.losses.CrownIBP(beta=1.0), "crown-ibp"),
+    }
+    with torch.no_grad():
+        plain = seconds(lambda: graph.forward(x))
+    for name, (loss, method) in losses.items():
+
+        def work(loss: torch.nn.Module = loss) -> None:
+            loss(given.net, x, y, given.ball).backward()
+
+        spent, rate = seconds(work), sgemm_rate()
+        need = batch * 3 * (bound_flops(graph, method) + forward_flops(graph))
+        yield Row(
+            given.name,
+            f"step {name}",
+            batch,
+            1e3 * spent / batch,
+            peak_memory(work),
+            spent / plain,
+            need / batch / GIGA,
+            spent / (need / rate),
+        )
+
+
+def rows(only: str) -> Iterator[Row]:
+    """All lines whose network matches."""
+    for name in ("FC1", "MNIST CNN", "CIFAR CNN", "ResNet", "CNN7"):
+        if only.lower() not in name.lower():
+            continue
+        given = subject(name, 100)
+        yield from certify_rows(given)
+        steps = {"FC1": 100, "MNIST CNN": 20, "CIFAR CNN": 10}
+        if name in steps:
+            yield from training_rows(given, steps[name])
+
+
+def markdown(found: list[Row]) -> str:
+    """The table as text."""
+    names = ("network", "work", "batch", "ms/image", "peak MB", "/ forward", "GFLOP/image", "/ sgemm")
+    cells = [
+        (
+            r.network,
+            r.work,
+            str(r.batch),
+            f"{r.ms_per_image:.2f}",
+            "-" if r.memory_mb is None else f"{r.memory_mb:.0f}",
+            f"{r.to_forward:.1f}",
+            f"{r.gflop:.4f}",
+            f"{r.to_sgemm:.2f}",
+        )
+        for r in found
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ("---",) * len(names), *cells])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default="", help="networks whose name holds this text")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, one thread, CPU time, sgemm {sgemm_rate() / GIGA:.0f} GFLOP/s")
+    found = []
+    for row in rows(options.only):
+        found.append(row)
+        print(markdown([row]).splitlines()[-1], flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in found], indent=1))
+    if options.markdown:
+        options.markdown.write_text(markdown(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The transposed convolution of many rows: what pulling dense rows through a convolution costs.
+
+`conv_transpose2d` has no fast kernel on a CPU. But all pixels that share a remainder by the stride see the same taps,
+so it is one plain convolution to `stride^2` times as many channels, whose pixels are then interleaved. Rows go through
+it in blocks of a few fixed sizes: small enough for the cache, few enough for the library to prepare each size once.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.grad import conv2d_weight
+
+from polycert.forms import Shape
+
+Pair = tuple[int, int]
+Places = tuple[slice | int, ...]
+BLOCK, STEP = 128, 8  # rows at a time; the last ones are filled up to a multiple of the second
+
+
+class Geometry(NamedTuple):
+    """Of the convolution itself, whose input the rows go back to."""
+
+    in_shape: Shape
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+
+class Transposed(torch.autograd.Function):
+    """`[rows, *out_shape]` to `[rows, *in_shape]`; its gradient is the convolution."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
+        """Block by block into one result; `kernel` is the weight `interleaved`."""
+        ctx.save_for_backward(rows, weight)
+        ctx.geometry = geometry
+        image = rows.new_zeros(len(rows), *geometry.in_shape)
+        for part in blocks(len(rows)):
+            _spread(filled(rows[part]), kernel, image[part], geometry)
+        return image
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        """The same blocks through the convolution, and the products of both for the weights."""
+        rows, weight = ctx.saved_tensors
+        _, *shape = ctx.geometry
+        by_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
+        by_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for part in blocks(len(rows)):
+            piece = filled(gradient[part])
+            if by_rows is not None:
+                by_rows[part] = F.conv2d(piece, weight, None, *shape)[: len(rows[part])]
+            if by_weight is not None:
+                by_weight += conv2d_weight(piece, weight.shape, filled(rows[part]), *shape)
+        return by_rows, by_weight, None, None
+
+
+def blocks(count: int) -> list[slice]:
+    """Slices of `BLOCK` rows and what is left."""
+    return [slice(begin, min(begin + BLOCK, count)) for begin in range(0, count, BLOCK)]
+
+
+def filled(rows: Tensor) -> Tensor:
+    """A block with rows of zeros up to a multiple of `STEP`."""
+    lacking = -len(rows) % STEP
+    return F.pad(rows, (0, 0, 0, 0, 0, 0, 0, lacking)) if lacking else rows.contiguous()
+
+
+def interleaved(weight: Tensor, geometry: Geometry) -> Tensor:
+    """`[in * sh * sw, out / groups, th, tw]`: tap t of remainder r is the kernel's entry `t * stride + r`, reversed."""
+    kernel, (sh, sw) = dilated(weight.detach(), geometry.dilation), geometry.stride
+    per_group, kh, kw = kernel.shape[1:]
+    th, tw = -(-kh // sh), -(-kw // sw)
+    whole = F.pad(kernel, (0, tw * sw - kw, 0, th * sh - kh))
+    whole = whole.reshape(geometry.groups, -1, per_group, th, sh, tw, sw).flip(3, 5)
+    return whole.permute(0, 2, 4, 6, 1, 3, 5).flatten(0, 3).contiguous()
+
+
+def dilated(weight: Tensor, dilation: Pair) -> Tensor:
+    """The weights with the gaps of a dilation written out: `[out, in / groups, kh, kw]`."""
+    if dilation == (1, 1):
+        return weight
+    kh, kw = ((d * (k - 1) + 1) for d, k in zip(dilation, weight.shape[2:], strict=True))
+    wide = weight.new_zeros(*weight.shape[:2], kh, kw)
+    wide[:, :, :: dilation[0], :: dilation[1]] = weight
+    return wide
+
+
+def _spread(rows: Tensor, kernel: Tensor, image: Tensor, geometry: Geometry) -> None:
+    """One block: the convolution, then each remainder's pixels to their places."""
+    th, tw = kernel.shape[2:]
+    found = F.conv2d(rows, kernel, padding=(th - 1, tw - 1), groups=geometry.groups)
+    parts = found.unflatten(1, (geometry.in_shape[0], *geometry.stride))
+    for target, source in _places(geometry, (found.shape[2], found.shape[3])):
+        image[target].copy_(parts[: len(image)][source])
+
+
+@cache
+def _places(geometry: Geometry, found: Pair) -> list[tuple[Places, Places]]:
+    """For each remainder, its pixels in the image and the results for them."""
+    lines, columns = (_places_along(geometry, axis, found[axis]) for axis in (0, 1))
+    every = slice(None)
+    return [
+        ((every, every, line, column), (every, every, y, x, first, left))
+        for y, (line, first) in enumerate(lines)
+        for x, (column, left) in enumerate(columns)
+    ]
+
+
+def _places_along(geometry: Geometry, axis: int, found: int) -> list[tuple[slice, slice]]:
+    """Along one axis, for each remainder: its pixels, and the results for them.
+
+    Result m is for pixel `m * stride + remainder - padding`.
+    """
+    stride, padding, size = geometry.stride[axis], geometry.padding[axis], geometry.in_shape[axis + 1]
+    places = []
+    for remainder in range(stride):
+        first = max(0, -(-(padding - remainder) // stride))
+        begin = first * stride + remainder - padding
+        count = max(0, min(found - first, -(-(size - begin) // stride)))
+        places.append(
+            (slice(begin, begin + (count - 1) * stride + 1 if count else begin, stride), slice(first, first + count))
+        )
+    return places
