@@ -249,7 +249,7 @@ def test_windows_hold_what_the_dense_form_holds(
         windows.abs_dot(values.abs()), dense.abs_dot(values.abs()), rtol=0, atol=tolerance * total
     )
     index = torch.randint(math.prod(ops[0].out_shape), (2, 4), generator=generator(seed))
-    some = pull_stack(ops, Selected(index, ops[0].out_shape, identity.like), factors, split)
+    some = pull_stack(ops, Selected(ops[0].out_shape, identity.like, index), factors, split)
     rows = dense.coef.expand(2, *dense.coef.shape[1:])[torch.arange(2)[:, None], index]
     torch.testing.assert_close(some.dense().coef, rows, rtol=0, atol=tolerance * scale)
     torch.testing.assert_close(some.dot(values), dense.dot(values).gather(1, index), rtol=0, atol=tolerance * total)

@@ -321,7 +321,7 @@ def _both_sides_of(run: Pass, index: int, chunk: Chunk) -> tuple[Tensor, Tensor,
     shape = run.graph.nodes[index].shape
     # Windows at all points of a grid need not be looked up one by one.
     whole = len(shape) == 3 and chunk.unit.shape[1] > FEW_ROWS * math.prod(shape)
-    form = Identity(shape, run.like) if whole else Selected(chunk.unit, shape, run.like)
+    form = Identity(shape, run.like) if whole else Selected(shape, run.like, chunk.unit)
     low, high = _both_sides(run, index, form)
     row, slot = chunk.wanted.nonzero(as_tuple=True)
     unit = chunk.unit[row, slot]

@@ -17,6 +17,7 @@ from polycert.rules.convolution import Conv2d
 CHUNK = 2**20
 COPIES = 12  # tensors of a batch's activations that live at once
 CHUNKS_AT_ONCE = 6  # tensors of a chunk that live at once
+FINAL_CHUNKS = 8  # the final rows may be more: with few samples at a time, reading the weights would cost too much
 LARGEST_BATCH = 100
 # The GNU allocator hands blocks back to the system, at the price of page faults, above twice the largest block that
 # was ever freed; this is the largest that counts.
@@ -62,9 +63,9 @@ def keep_freed_blocks() -> None:
 
 
 def batch_size_for(graph: Graph, memory: int | None = None, threads: int = 1) -> int:
-    """Samples per batch: their final rows fit into a chunk, and the activations of all threads' batches into memory."""
+    """Samples per batch: their final rows fit into a few chunks, and all threads' activations into memory."""
     rows = math.prod(graph.output_shape)
-    batch = CHUNK // (rows * row_width(graph, graph.output))
+    batch = FINAL_CHUNKS * CHUNK // (rows * row_width(graph, graph.output))
     number = torch.finfo(graph.dtype).bits // 8
     budget = (free_memory() // 2 if memory is None else memory) // threads - CHUNKS_AT_ONCE * CHUNK * number
     activations = sum(math.prod(node.shape) for node in graph.nodes)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from polycert.forms.base import FlatForm, Form, Pullable, Shape
-from polycert.forms.dense import Dense
+from polycert.forms.dense import Dense, split_by_sign
 from polycert.forms.patches import Patches
 from polycert.forms.windowed import Windowed
 from polycert.forms.windows import Windows
 
 
 @dataclass(frozen=True)
-class Identity(FlatForm):
-    """The rows are the entries of the node themselves, in order."""
+class Unit(FlatForm):
+    """Rows with one coefficient each."""
 
     shape: Shape
     like: Tensor  # carries dtype and device
@@ -28,133 +28,143 @@ class Identity(FlatForm):
         """A single coefficient."""
         return 1
 
+    @abstractmethod
+    def one_pixel(self) -> Windowed:
+        """In windows of one pixel, for images."""
+
+    def windows_like(self, other: Windowed) -> Windowed | None:
+        """A window of one pixel with step 1."""
+        return self.one_pixel().windows_like(other) if len(self.shape) == 3 else None
+
+    def negative(self) -> Form:
+        """Minus the coefficient."""
+        return self.scale(-torch.ones(1, *self.shape, dtype=self.like.dtype, device=self.like.device))
+
+    def plus(self, other: Form) -> Form:
+        """Left to the other form, which may have a structure."""
+        return other.plus(self) if not isinstance(other, Unit) else self.dense().plus(other)
+
+
+@dataclass(frozen=True)
+class Identity(Unit):
+    """The rows are the entries of the node themselves, in order, perhaps each times a factor."""
+
+    factor: Tensor | None = None  # [batch or 1, *shape]
+
     @property
     def exact(self) -> bool:
         """The op's own weights, unrounded."""
-        return True
+        return self.factor is None
 
     def dot(self, values: Tensor) -> Tensor:
         """The values themselves."""
-        return values.flatten(1)
+        return (values if self.factor is None else values * self.factor).flatten(1)
 
     def abs_dot(self, values: Tensor) -> Tensor:
         """The values themselves."""
-        return values.flatten(1)
+        return (values if self.factor is None else values * self.factor.abs()).flatten(1)
 
-    def scale(self, factor: Tensor) -> Form:
-        """A diagonal, written out; in windows of one pixel for images."""
-        return self._one_pixel().scale(factor) if len(self.shape) == 3 else self.dense().scale(factor)
+    def scale(self, factor: Tensor) -> Identity:
+        """Factors multiply."""
+        return replace(self, factor=factor if self.factor is None else self.factor * factor)
 
-    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
-        """All coefficients are positive."""
-        return self.scale(positive)
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Identity:
+        """By the sign of the factor."""
+        return self.scale(positive if self.factor is None else torch.where(self.factor >= 0, positive, negative))
 
     def pull(self, op: Pullable) -> Form:
         """The op's own rows."""
         return op.pull_identity(self)
 
     def dense(self) -> Dense:
-        """A unit matrix, shared by all samples."""
+        """A diagonal matrix."""
         size = math.prod(self.shape)
         eye = torch.eye(size, dtype=self.like.dtype, device=self.like.device)
-        return Dense(eye.reshape(1, size, *self.shape))
+        eye = eye.unsqueeze(0) if self.factor is None else eye * self.factor.flatten(1).unsqueeze(1)
+        return Dense(eye.unflatten(2, self.shape))
 
     def view(self, shape: Shape) -> Identity:
         """Rows are counted in memory order, which a reshape keeps."""
-        return Identity(shape, self.like)
+        return Identity(shape, self.like, None if self.factor is None else self.factor.reshape(-1, *shape))
 
-    def negative(self) -> Form:
-        """Minus one on the diagonal."""
-        return self.scale(-torch.ones(1, *self.shape, dtype=self.like.dtype, device=self.like.device))
-
-    def plus(self, other: Form) -> Form:
-        """Left to the other form, which may have a structure."""
-        return other.plus(self) if not isinstance(other, Identity) else self.dense().plus(other)
-
-    def windows_like(self, other: Windowed) -> Windowed | None:
-        """A window of one pixel with step 1."""
-        return self._one_pixel().windows_like(other) if len(self.shape) == 3 else None
-
-    def _one_pixel(self) -> Patches:
+    def one_pixel(self) -> Windowed:
+        """At every point."""
         channels, height, width = self.shape
         eye = torch.eye(channels, dtype=self.like.dtype, device=self.like.device)
         coef = eye.reshape(1, 1, channels, 1, channels, 1)
-        return Patches(coef, self.shape, (height, width), stride=(1, 1), start=(0, 0), masked=True)
+        form = Patches(coef, self.shape, (height, width), stride=(1, 1), start=(0, 0), masked=True)
+        return form if self.factor is None else form.scale(self.factor)
 
 
 @dataclass(frozen=True)
-class Selected(FlatForm):
-    """The rows are some entries of the node, others for each sample."""
+class Selected(Unit):
+    """The rows are some entries of the node, others for each sample, perhaps each times a factor."""
 
     index: Tensor  # [batch, rows]
-    shape: Shape
-    like: Tensor  # carries dtype and device
-
-    @property
-    def length(self) -> int:
-        """A single coefficient."""
-        return 1
+    factor: Tensor | None = None  # [batch, rows]
 
     @property
     def exact(self) -> bool:
         """The op's own weights, unrounded."""
-        return True
+        return self.factor is None
 
-    def dot(self, values: Tensor) -> Tensor:
-        """Look the entries up."""
+    def _entries(self, values: Tensor) -> Tensor:
+        """Look the entries of `[batch or 1, *shape]` up: `[batch, rows]`."""
         return values.flatten(1).expand(len(self.index), -1).gather(1, self.index)
 
+    def dot(self, values: Tensor) -> Tensor:
+        """The entries."""
+        found = self._entries(values)
+        return found if self.factor is None else found * self.factor
+
     def abs_dot(self, values: Tensor) -> Tensor:
-        """Look the entries up."""
-        return self.dot(values)
+        """The entries."""
+        found = self._entries(values)
+        return found if self.factor is None else found * self.factor.abs()
 
-    def scale(self, factor: Tensor) -> Form:
-        """Written out; in windows of one pixel for images."""
-        return self._one_pixel().scale(factor) if len(self.shape) == 3 else self.dense().scale(factor)
+    def scale(self, factor: Tensor) -> Selected:
+        """Factors multiply."""
+        found = self._entries(factor)
+        return replace(self, factor=found if self.factor is None else self.factor * found)
 
-    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
-        """All coefficients are positive."""
-        return self.scale(positive)
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Selected:
+        """By the sign of the factor."""
+        if self.factor is None:
+            return self.scale(positive)
+        factor = split_by_sign(self.factor, self._entries(positive), self._entries(negative))
+        return replace(self, factor=factor)
 
     def pull(self, op: Pullable) -> Form:
         """The op's own rows."""
         return op.pull_selected(self)
 
+    def times(self, rows: Tensor) -> Tensor:
+        """The op's rows `[batch, rows, ...]` with the factors."""
+        return rows if self.factor is None else rows * self.factor.reshape(*self.factor.shape, *(1,) * (rows.dim() - 2))
+
     def dense(self) -> Dense:
-        """Unit rows."""
+        """One coefficient a row."""
         size = math.prod(self.shape)
         coef = torch.zeros(*self.index.shape, size, dtype=self.like.dtype, device=self.like.device)
-        return Dense(coef.scatter(2, self.index.unsqueeze(2), 1.0).unflatten(2, self.shape))
+        return Dense(self.times(coef.scatter(2, self.index.unsqueeze(2), 1.0).unflatten(2, self.shape)))
 
     def view(self, shape: Shape) -> Selected:
         """Entries are counted in memory order, which a reshape keeps."""
-        return Selected(self.index, shape, self.like)
+        return replace(self, shape=shape)
 
-    def negative(self) -> Form:
-        """Minus one at the entry."""
-        return self.scale(-torch.ones(1, *self.shape, dtype=self.like.dtype, device=self.like.device))
-
-    def plus(self, other: Form) -> Form:
-        """Left to the other form, which may have a structure."""
-        return other.plus(self) if not isinstance(other, Selected) else self.dense().plus(other)
-
-    def windows_like(self, other: Windowed) -> Windowed | None:
-        """A window of one pixel with step 1."""
-        return self._one_pixel().windows_like(other) if len(self.shape) == 3 else None
-
-    @cached_property
     def points(self) -> tuple[Tensor, Tensor, Tensor]:
         """Channel, line and column of each entry of an image, `[batch, rows]` each."""
         _, height, width = self.shape
         pixel = self.index % (height * width)
         return self.index // (height * width), pixel // width, pixel % width
 
-    def _one_pixel(self) -> Windows:
-        channel, line, column = self.points
+    def one_pixel(self) -> Windowed:
+        """At the points of the entries."""
+        channel, line, column = self.points()
         eye = torch.eye(self.shape[0], dtype=self.like.dtype, device=self.like.device)
-        coef = eye[channel][:, :, None, :, None]
+        coef = self.times(eye[channel][:, :, None, :, None])
         grid = (self.shape[1], self.shape[2])
-        return Windows(coef, self.shape, grid, (1, 1), (0, 0), True, line, column)
+        return Windows(coef, self.shape, grid, (1, 1), (0, 0), True, self.index, line, column)
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ from polycert.forms.windowed import Windowed, places
 class Windows(Windowed):
     """Rows at points of the grid that differ from sample to sample; `coef`: `[batch, rows, *window]`."""
 
+    selection: Tensor  # [batch, rows]: the entries that the rows are
     line: Tensor  # [batch, rows]: the grid point of each row
     column: Tensor
 
     def shares_points(self, other: Windowed) -> bool:
         """Both come from the same selection."""
-        return isinstance(other, Windows) and other.line is self.line and other.column is self.column
+        return isinstance(other, Windows) and other.selection is self.selection
 
     def align(self, values: Tensor) -> Tensor:
         """`[batch, rows, terms]`: each row's own window."""

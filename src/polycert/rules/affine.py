@@ -15,6 +15,8 @@ from polycert.forms import Dense, Differences, Form, Identity, Selected, Shape
 from polycert.rounding import Rounding
 from polycert.rules.base import Affine, Call, Interval, Linear, Value, constant_rows, rule
 
+WEIGHTS_AT_ONCE = 2**20
+
 
 @dataclass(frozen=True, eq=False)
 class MatMul(Affine):
@@ -44,8 +46,9 @@ class MatMul(Affine):
         return F.linear(inputs[0], self.weight, self.offset)
 
     def absolute(self, values: Tensor) -> Tensor:
-        """`x |W|^T`."""
-        return F.linear(values, self.weight.abs())
+        """`x |W|^T`, a few rows of the weights at a time: a copy of them all would not fit into the cache."""
+        step = max(1, WEIGHTS_AT_ONCE // self.weight.shape[1])
+        return torch.cat([F.linear(values, rows.abs()) for rows in self.weight.split(step)], -1)
 
     def adjoint(self, rows: Tensor) -> Tensor:
         """`a W`."""
@@ -53,11 +56,13 @@ class MatMul(Affine):
 
     def pull_identity(self, form: Identity) -> Form:
         """The weights themselves, shared by all samples."""
-        return Dense(self.weight.unsqueeze(0)) if len(self.in_shape) == 1 else form.dense().pull(self)
+        if len(self.in_shape) > 1:
+            return form.dense().pull(self)
+        return Dense(self.weight.unsqueeze(0) if form.factor is None else self.weight * form.factor.unsqueeze(2))
 
     def pull_selected(self, form: Selected) -> Form:
         """Rows of the weights."""
-        return Dense(self.weight[form.index]) if len(self.in_shape) == 1 else form.dense().pull(self)
+        return Dense(form.times(self.weight[form.index])) if len(self.in_shape) == 1 else form.dense().pull(self)
 
     def pull_differences(self, form: Differences) -> Form:
         """Elision of the last layer: differences of rows of the weights."""

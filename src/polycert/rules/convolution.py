@@ -14,6 +14,8 @@ from polycert.forms import Form, Identity, Patches, Selected, Shape, Windowed, W
 from polycert.rules.base import Affine, Call, rule
 from polycert.rules.transposed import Geometry, Pair, Transposed, dilated, interleaved
 
+WIDE = 3  # kernels side by side
+
 
 @dataclass(frozen=True, eq=False)
 class Conv2d(Affine):
@@ -68,21 +70,22 @@ class Conv2d(Affine):
         return image
 
     def pull_identity(self, form: Identity) -> Form:
-        """The kernel as a window on the output's grid, shared by all positions and samples."""
-        return Patches(
-            self.kernel.transpose(1, 2)[None, None],
-            self.in_shape,
-            (self.out_shape[1], self.out_shape[2]),
-            self.stride,
-            self.padding,
-            masked=self.padding == (0, 0),
-        )
+        """The kernel as a window on the output's grid, shared by all positions and samples if a factor is too."""
+        coef = self.kernel.transpose(1, 2)[None, None]  # [1, 1, out, kh, in, kw]
+        factor = form.factor
+        if factor is not None:
+            same = len(factor) == 1 and factor.stride()[2:] == (0, 0)  # one for a channel, as of a batch norm
+            factor = factor[:, :, :1, :1] if same else factor
+            coef = coef * factor.flatten(2).transpose(1, 2)[..., None, None, None]
+        grid = (self.out_shape[1], self.out_shape[2])
+        return Patches(coef, self.in_shape, grid, self.stride, self.padding, masked=self.padding == (0, 0))
 
     def pull_selected(self, form: Selected) -> Form:
         """The kernels of the chosen channels, as windows at the chosen points."""
-        channel, line, column = form.points
-        coef, grid = self.kernel.transpose(1, 2)[channel], (self.out_shape[1], self.out_shape[2])
-        return Windows(coef, self.in_shape, grid, self.stride, self.padding, self.padding == (0, 0), line, column)
+        channel, line, column = form.points()
+        coef, grid = form.times(self.kernel.transpose(1, 2)[channel]), (self.out_shape[1], self.out_shape[2])
+        masked = self.padding == (0, 0)
+        return Windows(coef, self.in_shape, grid, self.stride, self.padding, masked, form.index, line, column)
 
     def pull_windowed(self, form: Windowed) -> Form:
         """A window of windows is a window: one product with the kernel's own small matrix."""
@@ -106,17 +109,31 @@ class Conv2d(Affine):
         return ((window[0] - 1) * self.stride[0] + kernel[0], (window[1] - 1) * self.stride[1] + kernel[1])
 
     def _widen_windows(self, coef: Tensor, reach: Pair) -> Tensor:
-        """Windows over the output `[..., kh, C', kw]` as windows over the input, one line of them at a time.
+        """Windows over the output `[..., kh, C', kw]` as windows over the input."""
+        # A line's matrix is the kernel with zeros on both sides: small windows do not mind, large ones are images.
+        widen = self._widen_images if reach[1] > WIDE * self.reach((1, 1))[1] else self._widen_lines
+        wide = widen(coef.flatten(0, -4), reach)
+        return wide.reshape(*coef.shape[:-3], reach[0], self.in_shape[0], reach[1])
+
+    def _widen_images(self, coef: Tensor, reach: Pair) -> Tensor:
+        """Each window by the transposed convolution."""
+        geometry = self._geometry._replace(in_shape=(self.in_shape[0], *reach), padding=(0, 0))
+        rows = coef.transpose(1, 2)
+        wide: Tensor = Transposed.apply(rows, self.weight, self._interleaved, geometry)  # type: ignore[no-untyped-call]
+        return wide.transpose(1, 2)
+
+    def _widen_lines(self, coef: Tensor, reach: Pair) -> Tensor:
+        """One line of the windows at a time.
 
         A line of a window weighs the same lines of the input wherever it is, only further down: one matrix for all.
         """
         matrix = self._line_matrix(coef.shape[-1])
-        flat, line = coef.flatten(-2).flatten(0, -3), self.in_shape[0] * reach[1]
+        flat, line = coef.flatten(2), self.in_shape[0] * reach[1]
         wide = coef.new_zeros(flat.shape[0], reach[0] * line)
         for i in range(coef.shape[-3]):
             begin = i * self.stride[0] * line
             wide[:, begin : begin + matrix.shape[1]].addmm_(flat[:, i], matrix)
-        return wide.reshape(*coef.shape[:-3], reach[0], self.in_shape[0], reach[1])
+        return wide
 
     def _line_matrix(self, width: int) -> Tensor:
         """What one line of a window weighs in the input: `[C' * width, kernel height * C * reach]`."""
