@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 MAX_STEPS = 40
+ENDLESS = 1e30
 
 
 def largest_drop(weight: Tensor, cap: Tensor | None, eps: Tensor, norm: float, relative: float = 0.0) -> Tensor:
@@ -67,6 +68,8 @@ def least_norm(weight: Tensor, cap: Tensor | None, drop: Tensor, norm: float, re
     if _needs_range(norm, weight):
         wide = None if cap is None else cap.double()
         return least_norm(weight.double(), wide, drop.double(), norm, relative).to(weight.dtype)
+    if cap is not None:
+        weight, cap = torch.broadcast_tensors(weight, cap)
     found: Tensor = _LeastNorm.apply(weight, cap, drop, norm, relative)  # type: ignore[no-untyped-call]
     return found
 
@@ -80,13 +83,14 @@ class _LeastNorm(torch.autograd.Function):
         wanted, price = drop * (1 - 8 * relative), weight
         norms = _ratio(wanted, dual_norm(weight, norm))  # Lemma 1 is a bound as well
         if cap is not None:
-            weight, cap = torch.broadcast_tensors(weight, cap)
             prices = _prices(weight, cap, wanted, norm)
-            boxed = torch.where((prices >= 0) & (prices < weight), prices, weight)
-            joint = _ratio(wanted - _full(weight, boxed, cap) * (1 + 8 * relative), dual_norm(boxed, norm))
+            boxed = torch.minimum(prices.nan_to_num(nan=math.inf).clamp(min=0), weight)
+            room = cap.clamp(max=ENDLESS)  # nothing times an endless room is nothing
+            paid = ((weight - boxed) * room).sum(-1) * (1 + 8 * relative)
+            joint = _ratio(wanted - paid, dual_norm(boxed, norm))
             price = torch.where((joint > norms)[..., None], boxed, weight)
             norms = torch.maximum(joint, norms)
-            missed = _full(weight, None, cap) * (1 + 8 * relative) < wanted
+            missed = (weight * room).sum(-1) * (1 + 8 * relative) < wanted
             norms = torch.where(missed, math.inf, norms)
         norms = torch.where(drop > 0, norms * (1 - 8 * relative), torch.zeros_like(norms))
         ctx.save_for_backward(weight, cap, price, norms, (drop > 0) & torch.isfinite(norms))
@@ -177,21 +181,34 @@ def _prices(weight: Tensor, cap: Tensor, drop: Tensor | None, norm: float) -> Te
     if norm == 1:
         return _prices_by_filling(weight, cap, drop)
     with torch.no_grad():
+        if drop is not None and math.isinf(norm):
+            return _prices_by_level(weight, cap, drop)
         return _prices_by_scaling(weight, cap, drop, norm)
 
 
+def _prices_by_level(weight: Tensor, cap: Tensor, drop: Tensor) -> Tensor:
+    """Prices for p = inf: coordinates all go as far as t, or to their cap, which makes them worthless."""
+
+    def step(t: Tensor) -> Tensor:
+        level = t[..., None]
+        gained = (weight * torch.minimum(cap, level)).sum(-1)
+        return t + (drop - gained) / (weight * (cap > level)).sum(-1)
+
+    total = weight.sum(-1)
+    t = _newton((drop / torch.where(total > 0, total, 1)).clamp(min=0), step)
+    return weight * (cap >= t[..., None])
+
+
 def _prices_by_scaling(weight: Tensor, cap: Tensor, drop: Tensor | None, norm: float) -> Tensor:
-    """Prices at `m = min(cap, t w)` for p in (1, inf]: such that `weight . m` is the drop, or `||m||_p` is 1.
+    """Prices at `m = min(cap, t w)` for p in (1, inf): such that `weight . m` is the drop, or `||m||_p` is 1.
 
     A full coordinate is worth `weight (cap / (t w))^(p - 1)`: what would make it stop there by itself.
     """
     top = weight.amax(-1, keepdim=True)
     scaled = weight / torch.where(top > 0, top, torch.ones_like(top))
-    w = (weight > 0).to(weight.dtype) if math.isinf(norm) else scaled ** (1 / (norm - 1))
+    w = scaled ** (1 / (norm - 1))
     t = _reach_norm(w, cap, norm) if drop is None else _reach_drop(weight, w, cap, drop)
     share = (cap / (t[..., None] * w)).nan_to_num(nan=1.0, posinf=math.inf, neginf=math.inf)
-    if math.isinf(norm):
-        return torch.where(share < 1, torch.zeros_like(weight), weight)
     return torch.where(share < 1, weight * share ** (norm - 1), weight)
 
 
