@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.forms import Form, Identity, Patches, Selected, Shape, Windowed, Windows
+from polycert.rules.adjoint import Geometry, Pair, Transposed, dilated, interleaved
 from polycert.rules.base import Affine, Call, rule
-from polycert.rules.transposed import Geometry, Pair, Transposed, dilated, interleaved
 
 WIDE = 3  # kernels side by side
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from polycert.rules.adjoint import Pair
 from polycert.rules.base import Call, rule
 from polycert.rules.convolution import Conv2d
-from polycert.rules.transposed import Pair
 
 
 @dataclass(frozen=True, eq=False)
