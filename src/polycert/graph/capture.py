@@ -124,6 +124,10 @@ class Captured(Network):
         """Whether a final softmax was dropped."""
         return self.has_softmax
 
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The module's own."""
+        return tuple(self.module.parameters())
+
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
         """Resolve every tensor anew, so that training, loading and moving the module are seen."""
         first = next(iter(self.module.parameters()), None)
