@@ -58,7 +58,7 @@ def box_ball(norm: float = math.inf, eps: float = 0.07) -> pc.Ball:
     return pc.Ball(norm, eps, low=0.0, high=1.0)
 
 
-# --- gradients ---------------------------------------------------------------------------------------------------------
+# gradients
 
 
 @pytest.mark.parametrize("norm", [2, math.inf])
@@ -104,7 +104,7 @@ def test_gradients_are_finite_at_awkward_points(name: str) -> None:
         assert all(bool(torch.isfinite(p.grad).all()) for p in module.parameters() if p.grad is not None)
 
 
-# --- PER by an independent script --------------------------------------------------------------------------------------
+# PER by an independent script
 
 
 def signed_distance(slope: np.ndarray, gap: float, x: np.ndarray) -> float:
@@ -208,7 +208,7 @@ def test_per_is_equation_6(method: str, script: Any, norm: float) -> None:
     assert loss(net, x, y, ball).item() == pytest.approx(expected, rel=1e-6)
 
 
-# --- worst cases -------------------------------------------------------------------------------------------------------
+# worst cases
 
 
 def interval_margins(layers: list[Any], reach: Reach, label: int) -> np.ndarray:
@@ -270,7 +270,7 @@ def test_the_mixture_with_the_adversarial_loss(monkeypatch: pytest.MonkeyPatch) 
     assert MTLIBP(mix=0.3)(net, x, y, ball).item() == pytest.approx(expected.item(), rel=1e-12)
 
 
-# --- MMR ---------------------------------------------------------------------------------------------------------------
+# MMR
 
 
 @pytest.mark.parametrize("norm", [1, 2, math.inf])
@@ -300,7 +300,7 @@ def test_mmr_adds_means_of_the_smallest_hinges() -> None:
     assert loss(net, x, y, pc.Ball(2, 0.1)).item() == pytest.approx(expected.item(), rel=1e-9)
 
 
-# --- attacks in training -----------------------------------------------------------------------------------------------
+# attacks in training
 
 
 @pytest.mark.parametrize("norm", [1.5, 2, math.inf])
@@ -354,7 +354,7 @@ def test_an_attack_stays_in_its_set_and_finds_what_is_there(norm: float) -> None
     assert torch.allclose(again.margin, first.margin[2:3])
 
 
-# --- draws -------------------------------------------------------------------------------------------------------------
+# draws
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -406,7 +406,7 @@ def test_the_regulariser_sees_the_subsample_only() -> None:
     assert whole(net, x, y, ball, draws).item() == pytest.approx(expected.item(), rel=1e-9)
 
 
-# --- terms and refusals ------------------------------------------------------------------------------------------------
+# terms and refusals
 
 
 def test_extras_add_their_terms() -> None:

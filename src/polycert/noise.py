@@ -1,4 +1,4 @@
-"""Random numbers that are a function of what they are for: no stream, no state, the same on every device and process."""
+"""Random numbers as a function of what they are for: no stream, no state, the same on every device and process."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ def _mix(state: Tensor) -> Tensor:
 
 def _shift(state: Tensor, count: int) -> Tensor:
     """A shift to the right that moves zeros in, which a signed number's own does not."""
-    return (state >> count) & (2 ** (64 - count) - 1)
+    return torch.bitwise_and(state >> count, 2 ** (64 - count) - 1)

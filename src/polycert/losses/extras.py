@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from polycert.errors import PolycertError
@@ -28,8 +29,7 @@ class Sum(nn.Module):
 
     def forward(self, net: Network, x: Tensor, y: Tensor, ball: Ball, draws: Draws | None = None) -> Tensor:
         """The sum."""
-        first, *others = (loss(net, x, y, ball, draws) for loss in self.losses)
-        return sum(others, first)
+        return torch.stack([loss(net, x, y, ball, draws) for loss in self.losses]).sum()
 
 
 class L1(nn.Module):

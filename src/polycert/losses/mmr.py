@@ -85,7 +85,7 @@ class MMR(Loss):
 
 
 def boundaries(graph: Graph, x: Tensor, y: Tensor, norm: float) -> tuple[Tensor, Tensor]:
-    """Distances `[batch, hidden units]` to the region's borders and signed ones `[batch, classes - 1]` to other classes.
+    """Distances `[batch, hidden units]` to the region's borders, and signed `[batch, classes - 1]` to other classes.
 
     A backward pass with every activation replaced by its line at x; unlimited by any box.
     """
