@@ -1,0 +1,52 @@
+"""One process or several: started by `torchrun`, they share each batch and agree on every gradient."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process's place among all."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this one writes and speaks."""
+        return self.rank == 0
+
+    def wrap(self, objective: nn.Module) -> nn.Module:
+        """Gradients of the objective averaged over the processes; the objective is all that is called."""
+        return objective if self.count == 1 else DistributedDataParallel(objective)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """A number averaged over the processes."""
+        if self.count > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+            value /= self.count
+        return value
+
+
+@contextmanager
+def processes(device: torch.device) -> Iterator[Processes]:
+    """Join the others if `torchrun` started this process, else be alone."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1 or not dist.is_available():
+        yield Processes()
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(dist.get_rank(), count)
+    finally:
+        dist.destroy_process_group()
