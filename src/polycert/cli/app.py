@@ -51,6 +51,12 @@ def _radius(given: options.RadiusOptions) -> None:
     radius_command(given)
 
 
+def _train(given: options.TrainOptions) -> None:
+    from polycert.cli.train import train_command
+
+    train_command(given)
+
+
 def _data(given: options.DataOptions) -> None:
     from polycert import data
 
@@ -90,6 +96,16 @@ options.add_command(
     _radius,
     "Search, for each sample, for the largest ball that can be proved.",
     "polycert radius net.safetensors --dataset mnist --norm 2 --upper 1.2 --limit 50",
+)
+options.add_command(
+    app,
+    "train",
+    options.TrainOptions,
+    _train,
+    "Train a provably robust network by a recipe; a killed run continues with --resume.",
+    "polycert train mnist-fc1-linf-c-per --run-dir runs/fc1",
+    "polycert train my.toml --set epochs=20 --set eps.last=0.105 --run-dir runs/short",
+    "polycert train --list",
 )
 options.add_command(
     app,

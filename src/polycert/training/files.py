@@ -19,6 +19,7 @@ else:
     import tomli as tomllib
 
 Values = dict[str, Any]
+METHODS_FILE = "methods"  # what methods take in every setting
 
 
 def read_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -41,14 +42,24 @@ def with_overrides(values: Values, overrides: Sequence[str]) -> Values:
 
 def library() -> dict[str, Values]:
     """The recipes that come with the library: every method of every setting, by name `setting-method`."""
+    files = {item.name.removesuffix(".toml"): item for item in _folder().iterdir() if item.name.endswith(".toml")}
+    common = _parse(files.pop(METHODS_FILE).read_text(encoding="utf-8"), METHODS_FILE)["for"]
     found: dict[str, Values] = {}
-    for file in sorted((item for item in _folder().iterdir() if item.name.endswith(".toml")), key=lambda f: f.name):
-        values = _parse(file.read_text(encoding="utf-8"), file.name)
-        methods = values.pop("methods")
-        setting = file.name.removesuffix(".toml")
-        for method, own in methods.items():
-            found[f"{setting}-{method}"] = {**values, "method": method, **own}
+    for name in sorted(files):
+        setting = _setting(files, name)
+        methods, layers = setting.pop("methods"), [*common, *setting.pop("for")]
+        for method in methods:
+            own = [layer for layer in layers if method in layer["methods"]]
+            values = {key: value for layer in (setting, *own) for key, value in layer.items() if key != "methods"}
+            found[f"{name}-{method}"] = {**values, "method": method}
     return found
+
+
+def _setting(files: dict[str, Traversable], name: str) -> Values:
+    """A setting on top of its base; what both have for single methods is kept in order."""
+    values = _parse(files[name].read_text(encoding="utf-8"), name)
+    base = _setting(files, values.pop("base")) if "base" in values else {}
+    return {**base, **values, "for": [*base.get("for", []), *values.get("for", [])]}
 
 
 def to_toml(values: Values) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polycert.certify import certify
 from polycert.errors import PolycertError
 from polycert.graph import Network, capture
 from polycert.loading import save
@@ -22,12 +20,12 @@ from polycert.memory import batch_size_for
 from polycert.models import ARCHITECTURES, Architecture, build
 from polycert.sets import Ball
 from polycert.training.batches import Batch, Samples
-from polycert.training.checkpoints import Checkpoint, RunFolder
+from polycert.training.checkpoints import RunFolder
 from polycert.training.files import to_toml
 from polycert.training.processes import Processes
 from polycert.training.recipe import Recipe
-
-log = logging.getLogger(__name__)
+from polycert.training.state import restore, snapshot
+from polycert.training.validation import validate
 
 
 class Moment(NamedTuple):
@@ -123,35 +121,26 @@ class Run:
         return row | {"seconds": round(self.seconds, 3), "seconds_training": round(trained, 3)}
 
     def _not_finite(self, epoch: int, step: int) -> str:
-        kept = f"the state after epoch {epoch} is kept in {str(self.folder.path)!r}" if epoch else "no epoch was finished"
+        kept = (
+            f"the state after epoch {epoch} is kept in {str(self.folder.path)!r}" if epoch else "no epoch was finished"
+        )
         return (
             f"the loss or its gradient is not finite in epoch {epoch + 1}, step {step + 1}, so training stopped; "
             f"{kept}: lower lr or gamma, or set clip"
         )
 
     def validate(self) -> dict[str, float]:
-        """Errors in per cent on held-out samples: clean on all, certified on the first of them. No random numbers."""
-        index, count = self.samples.validation, self.recipe.certified
-        if not len(index):
-            return {}
+        """Of the model that would be saved now."""
+        index = self.samples.validation
         x, y = self.samples.x[index], self.samples.y[index]
-        with torch.no_grad():
-            graph = self.watched.bind()
-            wrong = sum(int((graph.forward(a).argmax(1) != b).sum()) for a, b in zip(x.split(500), y.split(500), strict=True))
-        found = {"validation_CTE": 100 * wrong / len(index)}
-        if count:
-            certs = certify(
-                self.watched, x[:count], y[:count], self.recipe.ball(), rigorous=False, batch_size=self.evaluation_batch
-            )
-            found["validation_CRE"] = certs.summary()["CRE"]
-        return found
+        return validate(self.watched, x, y, self.recipe.ball(), self.recipe.certified, self.evaluation_batch)
 
     def keep(self, epoch: int, row: dict[str, Any]) -> None:
         """Write everything that the epoch has changed."""
         self.folder.add_metrics(row)
         if self._better(epoch, row):
             save(self.averaged, self.folder.model, self.architecture, self.shape)
-        self.folder.write(epoch + 1, self.checkpoint())
+        self.folder.write(epoch + 1, snapshot(self))
 
     def _better(self, epoch: int, row: dict[str, Any]) -> bool:
         """Whether this epoch's model is the one to save."""
@@ -161,56 +150,6 @@ class Run:
             return False
         self.best = row["validation_CRE"]
         return True
-
-    def checkpoint(self) -> Checkpoint:
-        """Everything that the next epoch depends on."""
-        tensors = {f"model.{key}": value for key, value in self.module.state_dict().items()}
-        if self.averaged is not self.module:
-            tensors |= {f"average.{key}": value for key, value in self.averaged.state_dict().items()}
-        for position, state in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"adam.{position}.{key}": value for key, value in state.items()}
-        return Checkpoint(
-            {
-                "best": None if self.best == float("inf") else self.best,
-                "seconds": self.seconds,
-                "recipe": self.recipe.plain(),
-                "torch": torch.__version__,
-                "threads": torch.get_num_threads(),
-                "processes": self.processes.count,
-                "evaluation_batch": self.evaluation_batch,
-            },
-            tensors,
-        )
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """The reverse of `checkpoint`."""
-        facts, tensors = checkpoint
-        if facts["recipe"] != self.recipe.plain():
-            old, new = facts["recipe"], self.recipe.plain()
-            keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-            raise PolycertError(
-                f"this run was started with other values of {', '.join(keys)}: resume with the same recipe, "
-                "or train into another folder"
-            )
-        here = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processes": self.processes.count}
-        for key, value in here.items():
-            if facts[key] != value:
-                log.warning("resumed with %s %s instead of %s: last bits may differ", key, value, facts[key])
-        self.module.load_state_dict(_under(tensors, "model."))
-        if self.averaged is not self.module:
-            self.averaged.load_state_dict(_under(tensors, "average."))
-        own = self.optimiser.state_dict()
-        states: dict[int, dict[str, Tensor]] = {}
-        for key, value in _under(tensors, "adam.").items():
-            position, _, name = key.partition(".")
-            states.setdefault(int(position), {})[name] = value
-        self.optimiser.load_state_dict({**own, "state": states})
-        self.best = float("inf") if facts["best"] is None else facts["best"]
-        self.seconds, self.evaluation_batch = facts["seconds"], facts["evaluation_batch"]
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def prepare(
@@ -265,7 +204,7 @@ def train(run: Run, *, resume: bool = False, report: Report = lambda _: None) ->
     begin, row = 0, {}
     if resume:
         begin, checkpoint = run.folder.read()
-        run.restore(checkpoint)
+        restore(run, checkpoint)
     elif run.folder.started:
         raise PolycertError(f"{str(run.folder.path)!r} already holds a run: add --resume, or give another --run-dir")
     if run.processes.first:

@@ -167,7 +167,7 @@ def _to_plain(schedule: Schedule) -> Any:
     """As written in a recipe."""
     if isinstance(schedule, Constant):
         return schedule.value
-    return {key: value for key, value in schedule.model_dump().items() if value != math.inf}
+    return {key: value for key, value in schedule.model_dump(mode="json").items() if value is not None}
 
 
 AnySchedule = Annotated[

@@ -1,0 +1,139 @@
+"""`polycert train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from polycert.cli import parsing
+from polycert.cli.guard import INTERRUPTED, BadUsage, tell, usage
+from polycert.cli.options import TrainOptions
+from polycert.cli.samples import device
+from polycert.training import Moment, Recipe, Run, library, prepare, read_recipe, train
+from polycert.training.board import board
+from polycert.training.files import to_toml
+from polycert.training.processes import processes
+
+Report = Callable[[Moment], None]
+
+
+def train_command(options: TrainOptions) -> None:
+    """List, show, or train."""
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    if options.list_recipes:
+        console.print("\n".join(library()))
+        return
+    recipe, folder = _checked(options)
+    if options.show:
+        console.print(to_toml(recipe.plain()), end="")
+        return
+    with usage():
+        chosen, memory = device(options.device), parsing.size(options.memory)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    with processes(chosen) as team, _reporting(options, recipe, quiet=options.quiet or not team.first) as report:
+        run = prepare(recipe, folder, data_dir=options.data_dir, device=chosen, memory=memory, processes=team)
+        try:
+            row = train(run, resume=options.resume, report=report)
+        except KeyboardInterrupt:
+            _interrupted(run)
+    if team.first:
+        console.print(_summary(run, row))
+
+
+def _checked(options: TrainOptions) -> tuple[Recipe, Path]:
+    """Everything that can be refused before any work."""
+    if options.recipe is None:
+        raise BadUsage("give a recipe: a .toml file, or a name that --list shows")
+    with usage():
+        overrides = [*(options.overrides or ()), *(() if options.seed is None else (f"seed={options.seed}",))]
+        recipe = read_recipe(options.recipe, overrides)
+    if options.run_dir is None and not options.show:
+        raise BadUsage("--run-dir is missing: give a folder for checkpoints, metrics and the model")
+    if options.data_dir is not None and not options.data_dir.is_dir():
+        raise BadUsage(f"--data-dir: there is no folder {str(options.data_dir)!r}")
+    return recipe, options.run_dir or Path()
+
+
+def _interrupted(run: Run) -> None:
+    if run.processes.first:
+        done = "nothing was finished" if not run.folder.started else "--resume continues after the last epoch"
+        tell(f"interrupted: {done}", style="yellow")
+    raise typer.Exit(INTERRUPTED)
+
+
+def _summary(run: Run, row: dict[str, Any]) -> str:
+    found = _errors(row)
+    text = f"{run.recipe.epochs} epochs in {run.seconds:.0f} s"
+    return f"{text}{', validation: ' if found else ''}{found}; model: {run.folder.model}"
+
+
+def _errors(row: dict[str, Any]) -> str:
+    names = {"validation_CTE": "clean error", "validation_CRE": "certified error"}
+    return ", ".join(f"{name} {row[key]:.2f} %" for key, name in names.items() if key in row)
+
+
+@contextmanager
+def _reporting(options: TrainOptions, recipe: Recipe, *, quiet: bool) -> Iterator[Report]:
+    """A bar on a terminal, a line per epoch elsewhere, and TensorBoard if asked for."""
+    reports: list[Report] = []
+    if options.tensorboard and options.run_dir is not None:
+        reports.append(board(options.run_dir))
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        if not quiet:
+            reports.append(_line(recipe))
+        yield _all(reports)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}{task.fields[errors]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("loading", total=None, loss=float("nan"), errors="")
+
+        def advance(moment: Moment) -> None:
+            name = f"epoch {moment.epoch + 1} of {recipe.epochs}"
+            bar.update(task, description=name, completed=moment.step, total=moment.steps, loss=moment.loss)
+            if moment.metrics is not None:
+                bar.update(task, errors=f", {_errors(moment.metrics)}")
+
+        yield _all([*reports, advance])
+
+
+def _all(reports: list[Report]) -> Report:
+    def report(moment: Moment) -> None:
+        for one in reports:
+            one(moment)
+
+    return report
+
+
+def _line(recipe: Recipe) -> Report:
+    def report(moment: Moment) -> None:
+        if moment.metrics is not None:
+            row = moment.metrics
+            tell(
+                f"epoch {row['epoch']} of {recipe.epochs}: loss {row['loss']:.4f}, eps {row['eps']:.4g}, "
+                f"{_errors(row)}, {row['seconds']:.0f} s"
+            )
+
+    return report
