@@ -44,6 +44,8 @@ SMALL: dict[str, Any] = {
     "average_from": 1,
 }
 
+MMR = {"method": "mmr", "weight": 1, "gamma_boundary": 1, "gamma_decision": 1, "boundary_share": 0.1}
+
 
 def changed(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in (SMALL | values).items() if value is not None}
@@ -70,10 +72,7 @@ def trained(folder: Path, **values: Any) -> Run:
         ({"gama": 1.0}, ["unknown key 'gama'", "did you mean 'gamma'", "alpha"]),
         ({"method": "mmr", "activation": "tanh"}, ["weight"]),
         (
-            {
-                **{"method": "mmr", "activation": "tanh", "alpha": None, "gamma": None},
-                **{"weight": 1, "gamma_boundary": 1, "gamma_decision": 1, "boundary_share": 0.1},
-            },
+            MMR | {"activation": "tanh", "alpha": None, "gamma": None},
             ["activation", "relu", "'tanh'"],
         ),
         ({"alpha": 0}, ["alpha", "above 0", "got 0"]),
@@ -299,7 +298,7 @@ def test_a_run_learns_and_leaves_its_files(tmp_path: Path) -> None:
         {"method": "kw"},
         {"method": "ibp", "kappa": 0.5},
         {"method": "c-ibp", "kappa": 0.5, "beta": 0.5},
-        {"method": "mmr+at", "weight": 1, "gamma_boundary": 1, "gamma_decision": 1, "boundary_share": 0.1},
+        MMR | {"method": "mmr+at"},
         {"method": "i-per+at", "alpha": 0.15, "gamma": 0.5, "attack_steps": 2, "subsample": 3},
         {"method": "mtl-ibp", "mix": 0.5, "activation": "tanh"},
     ],

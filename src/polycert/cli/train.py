@@ -23,10 +23,10 @@ from polycert.cli import parsing
 from polycert.cli.guard import INTERRUPTED, BadUsage, tell, usage
 from polycert.cli.options import TrainOptions
 from polycert.cli.samples import device
+from polycert.processes import processes
 from polycert.training import Moment, Recipe, Run, library, prepare, read_recipe, train
 from polycert.training.board import board
 from polycert.training.files import to_toml
-from polycert.training.processes import processes
 
 Report = Callable[[Moment], None]
 

@@ -18,11 +18,11 @@ from polycert.loading import save
 from polycert.losses import Draws
 from polycert.memory import batch_size_for
 from polycert.models import ARCHITECTURES, Architecture, build
+from polycert.processes import Processes
 from polycert.sets import Ball
 from polycert.training.batches import Batch, Samples
 from polycert.training.checkpoints import RunFolder
 from polycert.training.files import to_toml
-from polycert.training.processes import Processes
 from polycert.training.recipe import Recipe
 from polycert.training.state import restore, snapshot
 from polycert.training.validation import validate

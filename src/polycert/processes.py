@@ -1,4 +1,4 @@
-"""One process or several: started by `torchrun`, they share each batch and agree on every gradient."""
+"""One process or several: started by `torchrun`, they share each batch or the samples and join what they find."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,18 @@ class Processes:
     def wrap(self, objective: nn.Module) -> nn.Module:
         """Gradients of the objective averaged over the processes; the objective is all that is called."""
         return objective if self.count == 1 else DistributedDataParallel(objective)
+
+    def share(self, blocks: int) -> range:
+        """This process's run of so many blocks of work; the processes' shares in order are all of it."""
+        return range(self.rank * blocks // self.count, (self.rank + 1) * blocks // self.count)
+
+    def gather(self, items: list[Item]) -> list[Item]:
+        """The first process gets all processes' items, in order; the others none."""
+        if self.count == 1:
+            return items
+        found: list[list[Item]] | None = [[] for _ in range(self.count)] if self.first else None
+        dist.gather_object(items, found)
+        return [item for part in found or [] for item in part]
 
     def mean(self, value: Tensor) -> Tensor:
         """A number averaged over the processes."""
