@@ -3,7 +3,7 @@
 Usage: python benchmarks/training.py [--steps 10] [--repeat 5] [--cnn]
 
 Bare: the loss, its gradient and a step of Adam on one batch of 100. Trainer: the same steps taken by `polycert train`,
-with its order, draws, schedules, clipping and averaging, and an epoch's validation and checkpoint spread over its steps.
+with its order, draws, schedules, clipping and averaging, and an epoch's validation and checkpoint spread over it.
 """
 
 import argparse

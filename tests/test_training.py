@@ -484,3 +484,61 @@ def test_tensorboard_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done = CliRunner().invoke(app, ["train", str(path), "--run-dir", str(tmp_path / "run"), "--tensorboard"])
     assert done.exit_code == 1
     assert "pip install tensorboard" in " ".join(done.output.split())
+
+
+# Tuning
+
+
+def test_grids() -> None:
+    from polycert.training.tune import grid
+
+    assert grid("gamma=0.1:10:3", log=True).values == pytest.approx((0.1, 1, 10))
+    assert grid("alpha=0.1:0.2:3", log=False).values == pytest.approx((0.1, 0.15, 0.2))
+    assert grid("alpha=0.1:0.2:1", log=False).values == (0.1,)
+
+
+def test_a_shortened_recipe_runs_the_same_course() -> None:
+    recipe = read_recipe("mnist-fc1-linf-c-per", ["lr_warm_up=10", "average=0.9", "average_from=80", "warm_up=4"])
+    short = recipe.shortened(5)
+    assert (short.epochs, short.lr_warm_up, short.average_from, short.warm_up) == (5, 0.5, 4, 0)
+    for share in (0.1, 0.3, 0.77, 0.99):
+        assert short.eps.at(share * 5) == recipe.eps.at(share * 100)
+    ibp = read_recipe("mnist-fc1-linf-ibp")
+    assert ibp.shortened(20).kappa.at(7) == pytest.approx(ibp.kappa.at(35))
+    assert ibp.shortened(20).learning_rate(15) == pytest.approx(ibp.learning_rate(75))
+
+
+def test_tune_ranks_by_validation_and_does_not_repeat(tmp_path: Path) -> None:
+    path = write(tmp_path, epochs=4)
+    command = ["tune", str(path), "--log", "gamma=0.01:10:2", "--epochs", "1", "--run-dir", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    folders = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
+    assert folders == ["gamma=0.01", "gamma=10"]
+    rows = {}
+    for name in folders:
+        (line,) = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        rows[name] = json.loads(line)
+    ranked = [line.split()[1] for line in done.stdout.splitlines() if line.strip().startswith("--set")]
+    assert ranked == sorted(rows, key=lambda name: (rows[name]["validation_CRE"], rows[name]["validation_CTE"]))
+    stamps = [(tmp_path / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in folders]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert stamps == [(tmp_path / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in folders]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ([], "nothing to tune"),
+        (["--log", "gamma"], "KEY=A:B:N"),
+        (["--log", "gamma=0:1:3"], "above 0"),
+        (["--linear", "alpha=-1:1:3"], "'alpha'"),
+        (["--linear", "gama=0:1:3"], "unknown key"),
+        (["--linear", "alpha=1:1:0"], "N from 1"),
+    ],
+)
+def test_bad_usage_of_tune(arguments: list[str], word: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["tune", str(write(tmp_path)), "--run-dir", str(tmp_path / "runs"), *arguments])
+    assert done.exit_code == 2
+    assert word in " ".join(done.output.split())
+    assert not (tmp_path / "runs").exists()

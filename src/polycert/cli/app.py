@@ -57,6 +57,12 @@ def _train(given: options.TrainOptions) -> None:
     train_command(given)
 
 
+def _tune(given: options.TuneOptions) -> None:
+    from polycert.cli.tune import tune_command
+
+    tune_command(given)
+
+
 def _data(given: options.DataOptions) -> None:
     from polycert import data
 
@@ -106,6 +112,14 @@ options.add_command(
     "polycert train mnist-fc1-linf-c-per --run-dir runs/fc1",
     "polycert train my.toml --set epochs=20 --set eps.last=0.105 --run-dir runs/short",
     "polycert train --list",
+)
+options.add_command(
+    app,
+    "tune",
+    options.TuneOptions,
+    _tune,
+    "Try values of a recipe's keys on the validation split, never on the test set; what is finished is not repeated.",
+    "polycert tune mnist-fc1-linf-c-per --log gamma=0.1:10:5 --linear alpha=0.1:0.2:3 --epochs 5 --run-dir runs/tune",
 )
 options.add_command(
     app,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import (
@@ -19,12 +17,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from polycert.cli import parsing
-from polycert.cli.guard import INTERRUPTED, BadUsage, tell, usage
+from polycert.cli.course import checked, machine
+from polycert.cli.guard import INTERRUPTED, tell
 from polycert.cli.options import TrainOptions
-from polycert.cli.samples import device
 from polycert.processes import processes
-from polycert.training import Moment, Recipe, Run, library, prepare, read_recipe, train
+from polycert.training import Moment, Recipe, Run, library, prepare, train
 from polycert.training.board import board
 from polycert.training.files import to_toml
 
@@ -37,14 +34,11 @@ def train_command(options: TrainOptions) -> None:
     if options.list_recipes:
         console.print("\n".join(library()))
         return
-    recipe, folder = _checked(options)
+    recipe, folder = checked(options, writes=not options.show)
     if options.show:
         console.print(to_toml(recipe.plain()), end="")
         return
-    with usage():
-        chosen, memory = device(options.device), parsing.size(options.memory)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    chosen, memory = machine(options)
     with processes(chosen) as team, _reporting(options, recipe, quiet=options.quiet or not team.first) as report:
         run = prepare(recipe, folder, data_dir=options.data_dir, device=chosen, memory=memory, processes=team)
         try:
@@ -53,20 +47,6 @@ def train_command(options: TrainOptions) -> None:
             _interrupted(run)
     if team.first:
         console.print(_summary(run, row))
-
-
-def _checked(options: TrainOptions) -> tuple[Recipe, Path]:
-    """Everything that can be refused before any work."""
-    if options.recipe is None:
-        raise BadUsage("give a recipe: a .toml file, or a name that --list shows")
-    with usage():
-        overrides = [*(options.overrides or ()), *(() if options.seed is None else (f"seed={options.seed}",))]
-        recipe = read_recipe(options.recipe, overrides)
-    if options.run_dir is None and not options.show:
-        raise BadUsage("--run-dir is missing: give a folder for checkpoints, metrics and the model")
-    if options.data_dir is not None and not options.data_dir.is_dir():
-        raise BadUsage(f"--data-dir: there is no folder {str(options.data_dir)!r}")
-    return recipe, options.run_dir or Path()
 
 
 def _interrupted(run: Run) -> None:

@@ -170,6 +170,16 @@ class Recipe(BaseModel):
         start = 1.0 if self.lr_warm_up == 0 else min(1.0, (time + 1e-3) / self.lr_warm_up)
         return self.lr.at(time) * start
 
+    def shortened(self, epochs: int) -> Recipe:
+        """The same course in another number of epochs: all times are stretched along."""
+        factor = epochs / self.epochs
+        changes: dict[str, Any] = {"epochs": epochs, "warm_up": min(round(self.warm_up * factor), epochs - 1)}
+        changes |= {key: getattr(self, key) * factor for key in ("lr_warm_up", "average_from")}
+        for key, value in self:
+            if isinstance(value, Schedule):
+                changes[key] = value.stretched(factor)
+        return self.model_copy(update=changes)
+
     def plain(self) -> dict[str, Any]:
         """As written in a file, without what is unset or empty."""
         return {key: value for key, value in self.model_dump().items() if value not in (None, "")}
@@ -195,7 +205,7 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"recipe: key {key!r} is missing: give it a value"
     message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "value_error" and not key:
-        return f"recipe: key {message}"
+    if first["type"] == "value_error" and not key:  # a rule between keys begins with the one to change
+        key, _, message = message.partition(": ")
     got = "" if "got" in message else f", got {first['input']!r}"
     return f"recipe: key {key!r}: {message}{got}"
