@@ -50,17 +50,18 @@ class Done(Generic[Result]):
 
 @contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[Progress]:
-    """A bar on stderr, if that is a terminal; it leaves no trace."""
+    """A bar on stderr, if that is a terminal; it leaves no trace. Its task has a field `note` for a few words."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=console, transient=True)
-    bar.add_task("loading", total=None)
+    bar.add_task("loading", total=None, note="")
     with nullcontext() if quiet or not console.is_terminal else bar:
         yield bar
 

@@ -8,18 +8,12 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
 from polycert.cli.course import checked, machine
 from polycert.cli.guard import INTERRUPTED, tell
 from polycert.cli.options import TrainOptions
+from polycert.cli.slices import progress_bar
 from polycert.processes import processes
 from polycert.training import Moment, Recipe, Run, library, prepare, train
 from polycert.training.board import board
@@ -73,30 +67,28 @@ def _reporting(options: TrainOptions, recipe: Recipe, *, quiet: bool) -> Iterato
     reports: list[Report] = []
     if options.tensorboard and options.run_dir is not None:
         reports.append(board(options.run_dir))
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    with progress_bar(quiet=quiet) as bar:
         if not quiet:
-            reports.append(_line(recipe))
+            reports.append(_advance(bar, recipe) if Console(stderr=True).is_terminal else _line(recipe))
         yield _all(reports)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}{task.fields[errors]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("loading", total=None, loss=float("nan"), errors="")
 
-        def advance(moment: Moment) -> None:
-            name = f"epoch {moment.epoch + 1} of {recipe.epochs}"
-            bar.update(task, description=name, completed=moment.step, total=moment.steps, loss=moment.loss)
-            if moment.metrics is not None:
-                bar.update(task, errors=f", {_errors(moment.metrics)}")
 
-        yield _all([*reports, advance])
+def _advance(bar: Progress, recipe: Recipe) -> Report:
+    errors = ""
+
+    def report(moment: Moment) -> None:
+        nonlocal errors
+        if moment.metrics is not None:
+            errors = f", {_errors(moment.metrics)}"
+        bar.update(
+            bar.task_ids[0],
+            description=f"epoch {moment.epoch + 1} of {recipe.epochs}",
+            completed=moment.step,
+            total=moment.steps,
+            note=f"loss {moment.loss:.3f}{errors}",
+        )
+
+    return report
 
 
 def _all(reports: list[Report]) -> Report:
