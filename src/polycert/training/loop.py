@@ -176,7 +176,7 @@ def prepare(
     averaged = module if recipe.average is None else deepcopy(module)
     watched = capture(averaged, shape)
     objective = Objective(module, capture(module, shape))
-    optimiser = torch.optim.Adam(module.parameters(), lr=1e-3, weight_decay=recipe.weight_decay)
+    optimiser = torch.optim.Adam(module.parameters(), lr=1e-3, weight_decay=recipe.weight_decay, fused=True)
     return Run(
         recipe,
         samples,
