@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import polycert as pc
 from polycert.models import build, fc1
-from polycert.processes import Processes
+from polycert.processes import Processes, own_device
 from polycert.training import make_recipe, prepare, train
 from polycert.training.files import to_toml
 
@@ -53,6 +53,14 @@ def test_shares_in_order_are_everything() -> None:
             shares = [Processes(rank, count).share(blocks) for rank in range(count)]
             assert [k for share in shares for k in share] == list(range(blocks))
             assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_each_process_takes_its_own_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_device("cuda") == torch.device("cuda")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert own_device("cuda") == torch.device("cuda:1")
+    assert own_device("cuda:0") == torch.device("cuda:0")
+    assert own_device("cpu") == torch.device("cpu")
 
 
 @pytest.mark.slow

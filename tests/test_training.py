@@ -189,7 +189,8 @@ def test_the_library_has_a_valid_recipe_for_every_row_of_the_tables() -> None:
 def test_list_and_show() -> None:
     done = CliRunner().invoke(app, ["train", "--list"])
     assert done.exit_code == 0
-    assert done.output.split() == list(library())
+    assert [line.split()[0] for line in done.output.splitlines()] == list(library())
+    assert "Table 1, MNIST FC1, l_inf" in done.output
     shown = CliRunner().invoke(app, ["train", "mnist-cnn-l2-c-per", "--show", "--set", "eps.last=1", "--seed", "4"])
     assert shown.exit_code == 2  # its eps is a number, which has no parts
     shown = CliRunner().invoke(app, ["train", "mnist-cnn-l2-kw", "--show", "--set", "eps.last=0.4", "--seed", "4"])

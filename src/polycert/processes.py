@@ -53,15 +53,21 @@ class Processes:
         return value
 
 
+def own_device(name: str) -> torch.device:
+    """A device by name; without a number, each of several processes takes its own."""
+    device = torch.device(name)
+    local = os.environ.get("LOCAL_RANK")
+    return torch.device(device.type, int(local)) if device.type == "cuda" and device.index is None and local else device
+
+
 @contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
     """Join the others if `torchrun` started this process, else be alone."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count == 1 or not dist.is_available():
+    if not dist.is_available() or not dist.is_torchelastic_launched():
         yield Processes()
         return
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Processes(dist.get_rank(), count)
+        yield Processes(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()

@@ -24,6 +24,7 @@ from polycert.graph import Network, capture
 from polycert.inputs import as_inputs, as_labels
 from polycert.loading import load_module
 from polycert.memory import batch_size_for
+from polycert.processes import own_device
 from polycert.sets import Ball
 
 
@@ -94,7 +95,7 @@ def prepare(options: Proof, ball: Ball, plan: Plan) -> Job:
 def device(name: str) -> torch.device:
     """A device that can do the arithmetic, or a clear error."""
     try:
-        found = torch.device(name)
+        found = own_device(name)
         torch.zeros(1, dtype=torch.float64, device=found).add(1).item()
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]

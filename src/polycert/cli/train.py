@@ -26,7 +26,9 @@ def train_command(options: TrainOptions) -> None:
     """List, show, or train."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if options.list_recipes:
-        console.print("\n".join(library()))
+        found = library()
+        width = max(map(len, found)) + 2
+        console.print("\n".join(f"{name:<{width}}{values['about']}" for name, values in found.items()))
         return
     recipe, folder = checked(options, writes=not options.show)
     if options.show:
