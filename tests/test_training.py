@@ -149,7 +149,8 @@ def test_schedules() -> None:
         [0.2, 0.2 + 0.2 * (1 - math.cos(math.pi / 4)), 0.4, 0.6]
     )
     doubling = {"kind": "doubling", "first": 0.0064, "every": 20}
-    assert at(doubling, 0, 19.99, 20.01, 99, 100) == pytest.approx([0.0064, 0.0064, 0.0128, 0.1024, 0.1024])
+    assert at(doubling, 0, 19.99, 20, 99) == pytest.approx([0.0064, 0.0064, 0.0128, 0.1024])
+    assert make_recipe(changed(eps=doubling)).eps.extremes(40) == pytest.approx((0.0064, 0.0128))
     assert at({**doubling, "most": 0.03}, 99) == [0.03]
     step = {"kind": "step", "first": 1.0, "epochs": [2, 4], "factor": 0.5}
     assert at(step, 1.9, 2, 3.9, 4) == [1, 0.5, 0.5, 0.25]
@@ -418,6 +419,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
+    (tmp_path / "killed" / ".checkpoint-9-abc.safetensors").write_bytes(b"half")  # as a kill while writing leaves it
     assert killed.returncode == -signal.SIGKILL
     done = json.loads(state.read_text())["epoch"]
     assert 2 <= done < 6
@@ -437,6 +439,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     ]
     assert rows[0] == rows[1]
     assert len(rows[0]) == 6
+    assert sorted(os.listdir(tmp_path / "killed")) == sorted(os.listdir(whole.folder.path))
 
 
 def test_resuming_needs_a_checkpoint_and_the_same_recipe(tmp_path: Path) -> None:
@@ -455,6 +458,16 @@ def test_resuming_needs_a_checkpoint_and_the_same_recipe(tmp_path: Path) -> None
     broken = CliRunner().invoke(app, ["train", str(path), "--run-dir", str(folder), "--resume"])
     assert broken.exit_code == 1
     assert "cannot be read" in " ".join(broken.output.split())
+
+
+def test_what_may_change_the_last_bits_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path, epochs=1)
+    trained(tmp_path / "run", epochs=1)
+    state = tmp_path / "run" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"threads": 64}), encoding="utf-8")
+    done = CliRunner().invoke(app, ["train", str(path), "--run-dir", str(tmp_path / "run"), "--resume"])
+    assert done.exit_code == 0
+    assert "resumed with threads 1 instead of 64" in " ".join(done.output.split())
 
 
 def test_lines_of_metrics_that_a_kill_cut_short_are_dropped(tmp_path: Path) -> None:

@@ -38,11 +38,19 @@ def train_command(options: TrainOptions) -> None:
     with processes(chosen) as team, _reporting(options, recipe, quiet=options.quiet or not team.first) as report:
         run = prepare(recipe, folder, data_dir=options.data_dir, device=chosen, memory=memory, processes=team)
         try:
-            row = train(run, resume=options.resume, report=report)
+            row = train(run, resume=options.resume, report=report, warn=_warn if team.first else _silent)
         except KeyboardInterrupt:
             _interrupted(run)
     if team.first:
         console.print(_summary(run, row))
+
+
+def _warn(remark: str) -> None:
+    tell(f"warning: {remark}", style="yellow")
+
+
+def _silent(remark: str) -> None:
+    pass
 
 
 def _interrupted(run: Run) -> None:

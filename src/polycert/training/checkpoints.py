@@ -49,10 +49,13 @@ class RunFolder:
         return self.state.is_file()
 
     def make(self) -> None:
-        """The folder itself."""
+        """The folder itself, without remains of a killed run."""
         if self.path.exists() and not self.path.is_dir():
             raise PolycertError(f"cannot train into {str(self.path)!r}: it is a file; give a folder")
         self.path.mkdir(parents=True, exist_ok=True)
+        for file in (self.state, self.recipe, self.model, self.metrics, self.path / "checkpoint"):
+            for part in self.path.glob(f".{file.stem}-*"):  # what a kill left half-written
+                part.unlink()
 
     def write(self, epoch: int, checkpoint: Checkpoint) -> None:
         """Tensors first, then the state that names them; older tensors go last."""

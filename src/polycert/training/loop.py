@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -26,6 +27,8 @@ from polycert.training.files import to_toml
 from polycert.training.recipe import Recipe
 from polycert.training.state import restore, snapshot
 from polycert.training.validation import validate
+
+log = logging.getLogger(__name__)
 
 
 class Moment(NamedTuple):
@@ -114,9 +117,10 @@ class Run:
             total += loss.double().cpu()
             report(Moment(epoch * steps + k + 1, self.recipe.epochs * steps, epoch, float(loss)))
         trained = time.perf_counter() - clock
-        now = float(epoch + 1)
-        row = {"epoch": epoch + 1, "loss": float(total) / steps, "eps": self.recipe.ball(now).eps}
-        row |= {"lr": self.recipe.learning_rate(now), **self.validate()} if self.processes.first else {}
+        last = epoch + (steps - 1) / steps
+        row = {"epoch": epoch + 1, "loss": float(total) / steps}
+        row |= {"eps": self.recipe.eps.at(last), "lr": self.recipe.learning_rate(last)}
+        row |= self.validate() if self.processes.first else {}
         self.seconds += time.perf_counter() - clock
         return row | {"seconds": round(self.seconds, 3), "seconds_training": round(trained, 3)}
 
@@ -138,13 +142,13 @@ class Run:
     def keep(self, epoch: int, row: dict[str, Any]) -> None:
         """Write everything that the epoch has changed."""
         self.folder.add_metrics(row)
-        if self._better(epoch, row):
+        if self._better(row):
             save(self.averaged, self.folder.model, self.architecture, self.shape)
         self.folder.write(epoch + 1, snapshot(self))
 
-    def _better(self, epoch: int, row: dict[str, Any]) -> bool:
+    def _better(self, row: dict[str, Any]) -> bool:
         """Whether this epoch's model is the one to save."""
-        if self.recipe.select == "last" or self.recipe.eps.at(epoch + 1.0) < self.recipe.target:
+        if self.recipe.select == "last" or row["eps"] < self.recipe.target:
             return True
         if row["validation_CRE"] >= self.best:
             return False
@@ -192,7 +196,9 @@ def prepare(
     )
 
 
-def train(run: Run, *, resume: bool = False, report: Report = lambda _: None) -> dict[str, Any]:
+def train(
+    run: Run, *, resume: bool = False, report: Report = lambda _: None, warn: Callable[[str], None] = log.warning
+) -> dict[str, Any]:
     """Train to the end of the recipe; the last epoch's metrics.
 
     Args:
@@ -200,11 +206,13 @@ def train(run: Run, *, resume: bool = False, report: Report = lambda _: None) ->
         resume: continue from the folder's last checkpoint: on one kind of machine bit for bit what an uninterrupted
             run gives.
         report: called after every step and every epoch.
+        warn: told what may make a resumed run differ in its last bits.
     """
     begin, row = 0, {}
     if resume:
         begin, checkpoint = run.folder.read()
-        restore(run, checkpoint)
+        for remark in restore(run, checkpoint):
+            warn(remark)
     elif run.folder.started:
         raise PolycertError(f"{str(run.folder.path)!r} already holds a run: add --resume, or give another --run-dir")
     if run.processes.first:

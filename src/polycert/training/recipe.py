@@ -167,6 +167,7 @@ class Recipe(BaseModel):
 
     def learning_rate(self, time: float) -> float:
         """Of Adam, with its linear start."""
+        # A thousandth of an epoch ahead, so that the first step moves.
         start = 1.0 if self.lr_warm_up == 0 else min(1.0, (time + 1e-3) / self.lr_warm_up)
         return self.lr.at(time) * start
 

@@ -36,8 +36,8 @@ class Schedule(BaseModel):
         """The value at a time in epochs."""
 
     def extremes(self, epochs: float) -> tuple[float, float]:
-        """The smallest and largest value in a run of so many epochs."""
-        ends = self.at(0), self.at(epochs)
+        """The smallest and largest value in a run of so many epochs, whose very end no step sees."""
+        ends = self.at(0), self.at(epochs * (1 - 1e-9))
         return min(ends), max(ends)
 
     def stretched(self, factor: float) -> Schedule:
@@ -66,9 +66,8 @@ class Doubling(Schedule):
     most: Number = math.inf
 
     def at(self, time: float) -> float:
-        """Constant between doublings; the end of training belongs to the last step."""
-        steps = max(0, math.ceil(time / self.every) - 1) if time % self.every == 0 else math.floor(time / self.every)
-        return min(self.most, self.first * self.factor**steps)
+        """Constant between doublings."""
+        return min(self.most, self.first * self.factor ** math.floor(time / self.every))
 
     def stretched(self, factor: float) -> Doubling:
         """As many doublings."""
@@ -135,7 +134,7 @@ class Cosine(Ramp):
 
 
 class Step(Schedule):
-    """`first`, times `factor` from each of the epochs `at` on."""
+    """`first`, times `factor` from each of the `epochs` on."""
 
     kind: Literal["step"]
     first: Number

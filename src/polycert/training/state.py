@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +12,6 @@ from polycert.training.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
     from polycert.training.loop import Run
-
-log = logging.getLogger(__name__)
 
 
 def snapshot(run: Run) -> Checkpoint:
@@ -34,13 +31,10 @@ def snapshot(run: Run) -> Checkpoint:
     return Checkpoint(facts, tensors)
 
 
-def restore(run: Run, checkpoint: Checkpoint) -> None:
-    """Put a fresh run into the state of a snapshot of the same recipe."""
+def restore(run: Run, checkpoint: Checkpoint) -> list[str]:
+    """Put a fresh run into the state of a snapshot of the same recipe; what may change the last bits is returned."""
     facts, tensors = checkpoint
     _check_recipe(facts["recipe"], run.recipe.plain())
-    for key, value in _surroundings(run).items():
-        if facts[key] != value:
-            log.warning("resumed with %s %s instead of %s: the last bits may differ", key, value, facts[key])
     run.module.load_state_dict(_under(tensors, "model."))
     if run.averaged is not run.module:
         run.averaged.load_state_dict(_under(tensors, "average."))
@@ -51,6 +45,11 @@ def restore(run: Run, checkpoint: Checkpoint) -> None:
     run.optimiser.load_state_dict({**run.optimiser.state_dict(), "state": moments})
     run.best = float("inf") if facts["best"] is None else facts["best"]
     run.seconds, run.evaluation_batch = facts["seconds"], facts["evaluation_batch"]
+    return [
+        f"resumed with {key} {value} instead of {facts[key]}: the last bits may differ"
+        for key, value in _surroundings(run).items()
+        if facts[key] != value
+    ]
 
 
 def _surroundings(run: Run) -> dict[str, Any]:
