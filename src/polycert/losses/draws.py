@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -31,6 +31,10 @@ class Draws(ABC):
         """How many samples the whole batch has, x being a process's part of it."""
 
     @abstractmethod
+    def of(self, positions: Tensor) -> Draws:
+        """The same draws for some of the samples at hand."""
+
+    @abstractmethod
     def uniform(self, x: Tensor, purpose: str) -> Tensor:
         """Independent numbers in [0, 1) of the shape of x."""
 
@@ -45,6 +49,10 @@ class TorchDraws(Draws):
     def size(self, x: Tensor) -> int:
         """One process has it all."""
         return len(x)
+
+    def of(self, positions: Tensor) -> TorchDraws:
+        """The generator knows no samples."""
+        return self
 
     def uniform(self, x: Tensor, purpose: str) -> Tensor:
         """Independent numbers in [0, 1) of the shape of x."""
@@ -80,6 +88,10 @@ class KeyedDraws(Draws):
     def size(self, x: Tensor) -> int:
         """Of all processes together."""
         return len(self.whole)
+
+    def of(self, positions: Tensor) -> KeyedDraws:
+        """Each sample keeps its own."""
+        return replace(self, index=self.index[positions.to(self.index.device)])
 
     def uniform(self, x: Tensor, purpose: str) -> Tensor:
         """One number for each sample and feature."""

@@ -80,8 +80,8 @@ class MMR(Loss):
         half = draws.choose(region.x, (draws.size(region.x) + 1) // 2, "half").positions
         if not len(half):
             return region.x
-        moved = attacked(graph, region, y, draws, self.attack_steps)
-        return region.x.index_copy(0, half, moved[half])
+        moved = attacked(graph, region[half], y[half], draws.of(half), self.attack_steps)
+        return region.x.index_copy(0, half, moved)
 
 
 def boundaries(graph: Graph, x: Tensor, y: Tensor, norm: float) -> tuple[Tensor, Tensor]:
