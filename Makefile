@@ -27,6 +27,7 @@ slow: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/certify.py
+	$(BIN)/python benchmarks/training.py
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ".[docs]"

@@ -70,7 +70,8 @@ def save(module: nn.Module, path: str | os.PathLike[str], architecture: Architec
     if not target.resolve().parent.is_dir():
         raise PolycertError(f"cannot write {str(target)!r}: its folder does not exist; make it first")
     tensors = {key: value.detach().clone().contiguous() for key, value in module.state_dict().items()}
-    _filled(build(architecture), tensors, target)  # what is written must be readable
+    with torch.random.fork_rng(devices=[]):  # a module made for a check must not move the caller's random numbers
+        _filled(build(architecture), tensors, target)  # what is written must be readable
     metadata = {"architecture": json.dumps(architecture), "input_shape": json.dumps(list(input_shape))}
     with whole_file(target) as name:
         safetensors.torch.save_file(tensors, name, metadata=metadata)

@@ -74,4 +74,22 @@ def cnn(
     ]
 
 
-ARCHITECTURES: dict[str, Callable[..., Architecture]] = {"fc1": fc1, "cnn": cnn}
+def large_budget(input_shape: Sequence[int], classes: int = 10, activation: str = "relu") -> Architecture:
+    """Model E of the paper's table of large budgets: two convolutions 5×5, one 4×4 of stride 4, and a hidden layer."""
+    wide = {"kernel_size": 5, "stride": 1, "padding": 1}
+    flat = 8 * ((input_shape[1] - 4) // 4) * ((input_shape[2] - 4) // 4)
+    return [
+        {"type": "conv2d", "in_channels": input_shape[0], "out_channels": 4, **wide},
+        {"type": activation},
+        {"type": "conv2d", "in_channels": 4, "out_channels": 8, **wide},
+        {"type": activation},
+        {"type": "conv2d", "in_channels": 8, "out_channels": 8, "kernel_size": 4, "stride": 4},
+        {"type": activation},
+        {"type": "flatten"},
+        {"type": "linear", "in_features": flat, "out_features": 64},
+        {"type": activation},
+        {"type": "linear", "in_features": 64, "out_features": classes},
+    ]
+
+
+ARCHITECTURES: dict[str, Callable[..., Architecture]] = {"fc1": fc1, "cnn": cnn, "e": large_budget}

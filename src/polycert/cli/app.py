@@ -51,6 +51,18 @@ def _radius(given: options.RadiusOptions) -> None:
     radius_command(given)
 
 
+def _train(given: options.TrainOptions) -> None:
+    from polycert.cli.train import train_command
+
+    train_command(given)
+
+
+def _tune(given: options.TuneOptions) -> None:
+    from polycert.cli.tune import tune_command
+
+    tune_command(given)
+
+
 def _data(given: options.DataOptions) -> None:
     from polycert import data
 
@@ -90,6 +102,24 @@ options.add_command(
     _radius,
     "Search, for each sample, for the largest ball that can be proved.",
     "polycert radius net.safetensors --dataset mnist --norm 2 --upper 1.2 --limit 50",
+)
+options.add_command(
+    app,
+    "train",
+    options.TrainOptions,
+    _train,
+    "Train a provably robust network by a recipe; a killed run continues with --resume.",
+    "polycert train mnist-fc1-linf-c-per --run-dir runs/fc1",
+    "polycert train my.toml --set epochs=20 --set eps.last=0.105 --run-dir runs/short",
+    "polycert train --list",
+)
+options.add_command(
+    app,
+    "tune",
+    options.TuneOptions,
+    _tune,
+    "Try values of a recipe's keys on the validation split, never on the test set; what is finished is not repeated.",
+    "polycert tune mnist-fc1-linf-c-per --log gamma=0.1:10:5 --linear alpha=0.1:0.2:3 --epochs 5 --run-dir runs/tune",
 )
 options.add_command(
     app,

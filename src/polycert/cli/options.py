@@ -156,6 +156,62 @@ class DemoOptions(Voice):
     threads: Annotated[int | None, running(min=1, help="Threads of torch.")] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Course(Voice):
+    """Which recipe is trained, and where."""
+
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE", help="A .toml file, or a name that train --list shows.", show_default=False),
+    ] = None
+    overrides: Annotated[
+        list[str] | None,
+        about_question("--set", metavar="KEY=VALUE", help="Change a value of the recipe; may be repeated."),
+    ] = None
+    run_dir: Annotated[
+        Path | None,
+        running(metavar="DIR", help="Folder for checkpoints, metrics and the model.", show_default=False),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        running(metavar="DIR", help="Where the data set's files are, if not in the cache."),
+    ] = None
+    device: Annotated[str, running(help="Where to compute, such as cpu or cuda:0.")] = "cpu"
+    threads: Annotated[int | None, running(min=1, help="Threads of torch.")] = None
+    memory: Annotated[
+        str | None,
+        running(metavar="SIZE", help="Memory that a batch of validation may take, such as 500M."),
+    ] = None
+    seed: Annotated[int | None, running(help="Seed of everything random, instead of the recipe's.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(Course):
+    """`polycert train`."""
+
+    list_recipes: Annotated[bool, about_question("--list", help="List the recipes that come with polycert.")] = False
+    show: Annotated[bool, about_question("--show", help="Print the whole recipe instead of training.")] = False
+    resume: Annotated[bool, running("--resume", help="Continue after the last checkpoint in --run-dir.")] = False
+    tensorboard: Annotated[bool, running("--tensorboard", help="Write metrics for TensorBoard as well.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(Course):
+    """`polycert tune`."""
+
+    log: Annotated[
+        list[str] | None,
+        about_question(metavar="KEY=A:B:N", help="N values of a key from A to B on a logarithmic scale."),
+    ] = None
+    linear: Annotated[
+        list[str] | None,
+        about_question(metavar="KEY=A:B:N", help="N values of a key from A to B on a linear scale."),
+    ] = None
+    epochs: Annotated[
+        int | None, about_question(min=1, help="Length of a trial; the recipe's course is shortened.")
+    ] = None
+
+
 AnyOptions = TypeVar("AnyOptions", bound=Voice)
 
 

@@ -21,6 +21,7 @@ from polycert.cli.options import CertifyOptions, Proof, RadiusOptions
 from polycert.cli.samples import Job, Plan, plan, prepare
 from polycert.cli.slices import Advance, Done, in_slices, progress_bar
 from polycert.methods import get_method, get_relaxations
+from polycert.processes import processes
 from polycert.radius import STRATEGIES, Radii, largest_radius
 from polycert.records import Certificates, check_output, save_frame
 from polycert.sets import Ball
@@ -59,9 +60,11 @@ def certify_command(options: CertifyOptions) -> None:
         )
         return replace(found, index=index)
 
-    with progress_bar(quiet=options.quiet) as bar:
+    with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
         job = prepare(options, ball, asked)
-        done = in_slices(job, bar, "certifying", ask)
+        done = in_slices(job, bar, "certifying", ask, team)
+    if not team.first:
+        return
     certs = Certificates.join(done.parts)
     frame = certs.to_frame().assign(norm=f"{asked.norm:g}")
     counts = frame["status"].value_counts()
@@ -105,9 +108,11 @@ def radius_command(options: RadiusOptions) -> None:
         )
         return replace(found, index=index)
 
-    with progress_bar(quiet=options.quiet) as bar:
+    with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
         job = prepare(options, ball, asked)
-        done = in_slices(job, bar, "searching", ask)
+        done = in_slices(job, bar, "searching", ask, team)
+    if not team.first:
+        return
     frame = pd.concat([part.to_frame() for part in done.parts], ignore_index=True).assign(
         norm=f"{asked.norm:g}",
         method=options.method,

@@ -24,6 +24,7 @@ from polycert.graph import Network, capture
 from polycert.inputs import as_inputs, as_labels
 from polycert.loading import load_module
 from polycert.memory import batch_size_for
+from polycert.processes import own_device
 from polycert.sets import Ball
 
 
@@ -72,7 +73,7 @@ def plan(options: Proof) -> Plan:
         parsing.bound(options.low, "--low", low),
         parsing.bound(options.high, "--high", high),
         parsing.size(options.memory),
-        _device(options.device),
+        device(options.device),
         threads,
     )
 
@@ -95,14 +96,15 @@ def prepare(options: Proof, ball: Ball, plan: Plan) -> Job:
     return Job(network, inputs, labels, index, source, len(x), batch, plan.threads)
 
 
-def _device(name: str) -> torch.device:
+def device(name: str) -> torch.device:
+    """A device that can do the arithmetic, or a clear error."""
     try:
-        device = torch.device(name)
-        torch.zeros(1, dtype=torch.float64, device=device).add(1).item()
+        found = own_device(name)
+        torch.zeros(1, dtype=torch.float64, device=found).add(1).item()
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise BadUsage(f"--device {name!r} cannot be used for float64 arithmetic: {reason}") from None
-    return device
+    return found
 
 
 def _network(options: Proof, device: torch.device) -> Network:

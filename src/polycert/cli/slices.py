@@ -20,11 +20,13 @@ from rich.progress import (
 from torch import Tensor
 
 from polycert.cli.samples import Job
+from polycert.processes import Processes
 
 Result = TypeVar("Result", bound=Sized)
 Advance = Callable[[int, int], None]
 SLICE_SECONDS = 2.0
 LARGEST_SLICE = 2000
+ALONE = Processes()
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,18 @@ class Done(Generic[Result]):
 
 @contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[Progress]:
-    """A bar on stderr, if that is a terminal; it leaves no trace."""
+    """A bar on stderr, if that is a terminal; it leaves no trace. Its task has a field `note` for a few words."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=console, transient=True)
-    bar.add_task("loading", total=None)
+    bar.add_task("loading", total=None, note="")
     with nullcontext() if quiet or not console.is_terminal else bar:
         yield bar
 
@@ -68,25 +71,32 @@ def _advance(bar: Progress, begin: int) -> Advance:
 
 
 def in_slices(
-    job: Job, bar: Progress, verb: str, ask: Callable[[Tensor, Tensor | None, Tensor, Advance], Result]
+    job: Job,
+    bar: Progress,
+    verb: str,
+    ask: Callable[[Tensor, Tensor | None, Tensor, Advance], Result],
+    team: Processes = ALONE,
 ) -> Done[Result]:
     """Call `ask(x, y, index, progress)` on slice after slice.
 
-    Slices are whole batches, so that the records are those of one call, and grow while they take little time.
+    Slices are whole batches, so that the records are those of one call, and grow while they take little time. Of
+    several processes each has a run of whole batches; the first one gets the results of all, the others none.
     """
     total = len(job.x)
-    bar.update(bar.task_ids[0], description=verb, total=total)
+    mine = team.share(-(-total // job.batch))
+    begin, end = mine.start * job.batch, min(mine.stop * job.batch, total)
+    bar.update(bar.task_ids[0], description=verb, total=end - begin)
     parts: list[Result] = []
-    begin, size, clock = 0, job.batch * job.threads, time.perf_counter()
+    first, size, clock = begin, job.batch * job.threads, time.perf_counter()
     try:
-        while begin < total:
-            here, started = slice(begin, min(begin + size, total)), time.perf_counter()
+        while begin < end:
+            here, started = slice(begin, min(begin + size, end)), time.perf_counter()
             labels = None if job.y is None else job.y[here]
-            parts.append(ask(job.x[here], labels, job.index[here], _advance(bar, begin)))
+            parts.append(ask(job.x[here], labels, job.index[here], _advance(bar, begin - first)))
             begin = here.stop
             if time.perf_counter() - started < SLICE_SECONDS / 2 and 2 * size <= LARGEST_SLICE:
                 size *= 2
     except KeyboardInterrupt:
         if not parts:
             raise
-    return Done(parts, total, time.perf_counter() - clock)
+    return Done(team.gather(parts), total, time.perf_counter() - clock)

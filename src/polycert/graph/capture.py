@@ -141,6 +141,10 @@ class Captured(Network):
         """The calls that the output depends on."""
         return _needed(self.result)
 
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The module's own."""
+        return tuple(self.module.parameters())
+
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
         """Resolve every tensor anew, so that training, loading and moving the module are seen."""
         own, device = self.dtype, self._device

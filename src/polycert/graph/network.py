@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polycert.errors import PolycertError
 from polycert.forms import Shape
@@ -32,6 +33,10 @@ class Network(ABC):
     def dtype(self) -> torch.dtype:
         """Floating-point type of the weights."""
         return self.bind().dtype
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """What training may change: nothing, unless the network belongs to a module."""
+        return ()
 
     def __call__(self, x: Tensor) -> Tensor:
         """The logits for `[batch, *input_shape]`."""

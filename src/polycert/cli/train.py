@@ -1,0 +1,121 @@
+"""`polycert train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from polycert.cli.course import checked, machine
+from polycert.cli.guard import INTERRUPTED, tell
+from polycert.cli.options import TrainOptions
+from polycert.cli.slices import progress_bar
+from polycert.processes import processes
+from polycert.training import Moment, Recipe, Run, library, prepare, train
+from polycert.training.board import board
+from polycert.training.files import to_toml
+
+Report = Callable[[Moment], None]
+
+
+def train_command(options: TrainOptions) -> None:
+    """List, show, or train."""
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    if options.list_recipes:
+        found = library()
+        width = max(map(len, found)) + 2
+        console.print("\n".join(f"{name:<{width}}{values['about']}" for name, values in found.items()))
+        return
+    recipe, folder = checked(options, writes=not options.show)
+    if options.show:
+        console.print(to_toml(recipe.plain()), end="")
+        return
+    chosen, memory = machine(options)
+    with processes(chosen) as team, _reporting(options, recipe, quiet=options.quiet or not team.first) as report:
+        run = prepare(recipe, folder, data_dir=options.data_dir, device=chosen, memory=memory, processes=team)
+        try:
+            row = train(run, resume=options.resume, report=report, warn=_warn if team.first else _silent)
+        except KeyboardInterrupt:
+            _interrupted(run)
+    if team.first:
+        console.print(_summary(run, row))
+
+
+def _warn(remark: str) -> None:
+    tell(f"warning: {remark}", style="yellow")
+
+
+def _silent(remark: str) -> None:
+    pass
+
+
+def _interrupted(run: Run) -> None:
+    if run.processes.first:
+        done = "nothing was finished" if not run.folder.started else "--resume continues after the last epoch"
+        tell(f"interrupted: {done}", style="yellow")
+    raise typer.Exit(INTERRUPTED)
+
+
+def _summary(run: Run, row: dict[str, Any]) -> str:
+    found = _errors(row)
+    text = f"{run.recipe.epochs} epochs in {run.seconds:.0f} s"
+    return f"{text}{', validation: ' if found else ''}{found}; model: {run.folder.model}"
+
+
+def _errors(row: dict[str, Any]) -> str:
+    names = {"validation_CTE": "clean error", "validation_CRE": "certified error"}
+    return ", ".join(f"{name} {row[key]:.2f} %" for key, name in names.items() if key in row)
+
+
+@contextmanager
+def _reporting(options: TrainOptions, recipe: Recipe, *, quiet: bool) -> Iterator[Report]:
+    """A bar on a terminal, a line per epoch elsewhere, and TensorBoard if asked for."""
+    reports: list[Report] = []
+    if options.tensorboard and options.run_dir is not None:
+        reports.append(board(options.run_dir))
+    with progress_bar(quiet=quiet) as bar:
+        if not quiet:
+            reports.append(_advance(bar, recipe) if Console(stderr=True).is_terminal else _line(recipe))
+        yield _all(reports)
+
+
+def _advance(bar: Progress, recipe: Recipe) -> Report:
+    errors = ""
+
+    def report(moment: Moment) -> None:
+        nonlocal errors
+        if moment.metrics is not None:
+            errors = f", {_errors(moment.metrics)}"
+        bar.update(
+            bar.task_ids[0],
+            description=f"epoch {moment.epoch + 1} of {recipe.epochs}",
+            completed=moment.step,
+            total=moment.steps,
+            note=f"loss {moment.loss:.3f}{errors}",
+        )
+
+    return report
+
+
+def _all(reports: list[Report]) -> Report:
+    def report(moment: Moment) -> None:
+        for one in reports:
+            one(moment)
+
+    return report
+
+
+def _line(recipe: Recipe) -> Report:
+    def report(moment: Moment) -> None:
+        if moment.metrics is not None:
+            row = moment.metrics
+            tell(
+                f"epoch {row['epoch']} of {recipe.epochs}: loss {row['loss']:.4f}, eps {row['eps']:.4g}, "
+                f"{_errors(row)}, {row['seconds']:.0f} s"
+            )
+
+    return report

@@ -1,0 +1,47 @@
+"""`polycert tune`."""
+
+from __future__ import annotations
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from polycert.cli.course import checked, machine
+from polycert.cli.guard import INTERRUPTED, BadUsage, tell, usage
+from polycert.cli.options import TuneOptions
+from polycert.training.tune import Trial, grid, tune, variants
+
+
+def tune_command(options: TuneOptions) -> None:
+    """Train every combination, then rank them."""
+    recipe, folder = checked(options)
+    with usage():
+        grids = [grid(text, log=True) for text in options.log or ()]
+        grids += [grid(text, log=False) for text in options.linear or ()]
+        if not grids:
+            raise BadUsage("nothing to tune: give --log or --linear KEY=A:B:N")
+        if options.epochs is not None:
+            recipe = recipe.shortened(options.epochs)
+        count = len(list(variants(recipe, grids)))
+    device, memory = machine(options)
+
+    def report(trial: Trial) -> None:
+        if not options.quiet:
+            tell(f"{_set(trial)}: certified error {trial.score[0]:.2f} %, clean error {trial.score[1]:.2f} %")
+
+    if not options.quiet:
+        tell(f"{count} trials of {recipe.epochs} epochs")
+    try:
+        found = tune(recipe, grids, folder, data_dir=options.data_dir, device=device, memory=memory, report=report)
+    except KeyboardInterrupt:
+        tell("interrupted: the same command continues", style="yellow")
+        raise typer.Exit(INTERRUPTED) from None
+    table = Table("setting", "certified error", "clean error", box=box.SIMPLE)
+    for trial in found:
+        table.add_row(_set(trial), f"{trial.score[0]:.2f} %", f"{trial.score[1]:.2f} %")
+    Console(highlight=False).print(table)
+
+
+def _set(trial: Trial) -> str:
+    return " ".join(f"--set {key}={value:g}" for key, value in trial.values.items())

@@ -1,0 +1,78 @@
+"""Polyhedral envelope regularisation."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from polycert.envelope import Envelope, envelopes
+from polycert.errors import PolycertError
+from polycert.graph import Graph
+from polycert.losses.base import Loss, attacked, check_subsample, clean, require
+from polycert.losses.draws import Draws
+from polycert.methods import get_method, get_relaxations
+from polycert.sets import Region
+
+
+class PER(Loss):
+    """Cross-entropy plus a hinge on the smallest signed distances to the polyhedral envelope (Eq. (6)).
+
+    Args:
+        method: linearisation, `crown` (C-PER) or `forward` (I-PER).
+        alpha: distances of at least alpha are far enough.
+        gamma: weight of the term.
+        terms: T, how many of the smallest distances count.
+        at: PER+at (Algorithm 2): half of the cross-entropy on attacked inputs, distances from those.
+        subsample: B', the number of samples of the batch, drawn at random, on which the term is computed; None for all.
+        relaxation: how activations are enclosed.
+        attack_steps: steps of the attack in training, each of eps / 5.
+
+    Example:
+        >>> loss = PER(alpha=0.15, gamma=0.1)
+    """
+
+    def __init__(
+        self,
+        method: str = "crown",
+        alpha: float = 0.15,
+        gamma: float = 0.1,
+        terms: int = 4,
+        at: bool = False,
+        subsample: int | None = None,
+        *,
+        relaxation: str = "parallel",
+        attack_steps: int = 10,
+    ) -> None:
+        super().__init__()
+        if not get_method(method).sloped:
+            raise PolycertError(f"PER needs linear bounds with a slope, which {method!r} has not: use crown or forward")
+        get_relaxations(relaxation, method)
+        require(alpha > 0, "alpha must be above 0", alpha)
+        require(gamma >= 0, "gamma must be at least 0", gamma)
+        require(terms >= 1, "terms must be at least 1", terms)
+        require(attack_steps >= 1, "attack_steps must be at least 1", attack_steps)
+        check_subsample(subsample)
+        self.method, self.relaxation = method, relaxation
+        self.alpha, self.gamma, self.terms = alpha, gamma, terms
+        self.at, self.subsample, self.attack_steps = at, subsample, attack_steps
+
+    def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
+        """Cross-entropy (half of it on attacked points with `at`) + the mean PER term."""
+        points = attacked(graph, region, y, draws, self.attack_steps) if self.at else region.x
+        fit = clean(graph, region.x, y, draws)
+        if self.at:
+            fit = (fit + clean(graph, points, y, draws)) / 2
+        part = draws.choose(region.x, self.subsample, "subsample")
+        if not len(part.positions):  # all of the sub-sample is with other processes
+            return fit
+        envelope = self.envelope(graph, region[part.positions], y[part.positions])
+        return fit + part.mean(self.terms_of(envelope, points[part.positions]))
+
+    def envelope(self, graph: Graph, region: Region, y: Tensor) -> Envelope:
+        """The envelope of the first relaxation, differentiable."""
+        return envelopes(graph, region, y, self.method, self.relaxation, None)[0]
+
+    def terms_of(self, envelope: Envelope, points: Tensor) -> Tensor:
+        """`gamma * sum over the T smallest of max(0, 1 - d / alpha)` for each sample (Eq. (6))."""
+        distances = envelope.distances_from(points)
+        smallest = distances.topk(min(self.terms, distances.shape[1]), dim=1, largest=False).values
+        return self.gamma * (1 - smallest / self.alpha).clamp(min=0).sum(1)

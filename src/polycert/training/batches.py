@@ -1,0 +1,71 @@
+"""Which samples a step sees: the held-out split, the order of an epoch, a process's share; all keyed by the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polycert import data, noise
+from polycert.errors import PolycertError
+from polycert.losses import KeyedDraws
+from polycert.training.augmentation import flip_and_crop
+from polycert.training.recipe import Recipe
+
+
+class Batch(NamedTuple):
+    """One step's samples on this process, and its random choices."""
+
+    x: Tensor
+    y: Tensor
+    draws: KeyedDraws
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The training set in two parts; the test set is never opened here."""
+
+    x: Tensor
+    y: Tensor
+    training: Tensor  # indices
+    validation: Tensor
+
+    @staticmethod
+    def load(recipe: Recipe, directory: Path | None = None, device: torch.device | None = None) -> Samples:
+        """Read the training set and hold out the validation samples, the same ones for every seed."""
+        found = data.load(recipe.dataset, "train", directory)
+        training, validation = split(len(found), recipe.validation)
+        if len(training) < recipe.batch:
+            raise PolycertError(
+                f"recipe: key 'batch': must be at most {len(training)}, the training samples that "
+                f"validation = {recipe.validation} leaves of {len(found)}, got {recipe.batch}"
+            )
+        return Samples(found.x.to(device), found.y.to(device), training, validation)
+
+    def steps(self, recipe: Recipe) -> int:
+        """Whole batches of an epoch; what is left over takes part in another epoch."""
+        return len(self.training) // recipe.batch
+
+    def epoch(self, recipe: Recipe, epoch: int, rank: int = 0, processes: int = 1) -> Iterator[Batch]:
+        """The batches of an epoch; of several processes each gets every n-th sample."""
+        order = self.training[noise.bits(recipe.seed, epoch, "order", self.training).argsort()]
+        for whole in order[: self.steps(recipe) * recipe.batch].split(recipe.batch):
+            index = whole[rank::processes]
+            x = self.x[index]
+            if recipe.augment == "flip-crop":
+                x = flip_and_crop(x, recipe.seed, epoch, index)
+            yield Batch(x, self.y[index], KeyedDraws(recipe.seed, epoch, index, whole, processes))
+
+
+def split(count: int, held_out: int) -> tuple[Tensor, Tensor]:
+    """Indices for training and validation. Not a matter of the seed: what one run holds out no other one learns."""
+    if held_out >= count:
+        raise PolycertError(
+            f"recipe: key 'validation': must be below {count}, the training samples there are, got {held_out}"
+        )
+    order = noise.bits("validation", torch.arange(count)).argsort()
+    return order[held_out:].sort().values, order[:held_out].sort().values

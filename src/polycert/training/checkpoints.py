@@ -1,0 +1,109 @@
+"""A run's folder: checkpoints that survive a kill at any moment, metrics, the model.
+
+| file | what |
+|---|---|
+| `recipe.toml` | the whole recipe |
+| `state.json` | what is finished, and which file of tensors belongs to it |
+| `checkpoint-N.safetensors` | weights, averages and the optimiser's moments after N epochs |
+| `model.safetensors` | the model so far, for `polycert certify` |
+| `metrics.jsonl` | a line per epoch |
+
+`state.json` is replaced last and in one go, so it always names a complete file of tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from polycert.errors import PolycertError
+from polycert.records import whole_file
+
+FORMAT = 1
+
+
+class Checkpoint(NamedTuple):
+    """The state after so many epochs: small facts and tensors."""
+
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class RunFolder:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state, self.recipe, self.model, self.metrics = (
+            path / name for name in ("state.json", "recipe.toml", "model.safetensors", "metrics.jsonl")
+        )
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self.state.is_file()
+
+    def make(self) -> None:
+        """The folder itself, without remains of a killed run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise PolycertError(f"cannot train into {str(self.path)!r}: it is a file; give a folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        for file in (self.state, self.recipe, self.model, self.metrics, self.path / "checkpoint"):
+            for part in self.path.glob(f".{file.stem}-*"):  # what a kill left half-written
+                part.unlink()
+
+    def write(self, epoch: int, checkpoint: Checkpoint) -> None:
+        """Tensors first, then the state that names them; older tensors go last."""
+        name = f"checkpoint-{epoch}.safetensors"
+        tensors = {key: value.detach().contiguous() for key, value in checkpoint.tensors.items()}
+        with whole_file(self.path / name) as part:
+            safetensors.torch.save_file(tensors, part)
+        facts = {"format": FORMAT, "epoch": epoch, "tensors": name, **checkpoint.facts}
+        self.write_text(self.state, json.dumps(facts, indent=1) + "\n")
+        for old in self.path.glob("checkpoint-*.safetensors"):
+            if old.name != name:
+                old.unlink()
+
+    def read(self) -> tuple[int, Checkpoint]:
+        """The last finished epoch and its state, or a clear error."""
+        if not self.started:
+            raise PolycertError(f"there is no checkpoint in {str(self.path)!r}: train without --resume first")
+        try:
+            facts = json.loads(self.state.read_text(encoding="utf-8"))
+            if facts["format"] != FORMAT:
+                raise PolycertError(f"{self.state} has format {facts['format']}, this version reads {FORMAT}")
+            tensors = safetensors.torch.load_file(self.path / str(facts["tensors"]))
+            return int(facts["epoch"]), Checkpoint(facts, tensors)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise PolycertError(f"the checkpoint in {str(self.path)!r} cannot be read: {error}") from None
+
+    def cut_metrics(self, epochs: int) -> None:
+        """Forget lines of epochs that will be run again."""
+        if not self.metrics.is_file():
+            return
+        lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if (found := _epoch_of(line)) is not None and found <= epochs]
+        self.write_text(self.metrics, "".join(f"{line}\n" for line in kept))
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        """One line more."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def write_text(self, target: Path, text: str) -> None:
+        """A whole file or none."""
+        with whole_file(target) as part:
+            part.write_text(text, encoding="utf-8")
+
+
+def _epoch_of(line: str) -> int | None:
+    """The epoch of a line of metrics; None for a line cut short by a kill."""
+    try:
+        return int(json.loads(line)["epoch"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,228 @@
+"""The training loop: from a recipe to a run's folder, resumable after every epoch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from polycert.errors import PolycertError
+from polycert.graph import Network, capture
+from polycert.loading import save
+from polycert.losses import Draws
+from polycert.memory import batch_size_for
+from polycert.models import ARCHITECTURES, Architecture, build
+from polycert.processes import Processes
+from polycert.sets import Ball
+from polycert.training.batches import Batch, Samples
+from polycert.training.checkpoints import RunFolder
+from polycert.training.files import to_toml
+from polycert.training.recipe import Recipe
+from polycert.training.state import restore, snapshot
+from polycert.training.validation import validate
+
+log = logging.getLogger(__name__)
+
+
+class Moment(NamedTuple):
+    """What a progress report is told after every step, and once more after every epoch with its metrics."""
+
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+    metrics: dict[str, Any] | None = None
+
+
+Report = Callable[[Moment], None]
+
+
+class Objective(nn.Module):
+    """The loss of a network as one module, so that gradients through the bounds are synchronised between processes."""
+
+    def __init__(self, module: nn.Module, network: Network) -> None:
+        super().__init__()
+        self.module, self.network = module, network
+
+    def forward(self, loss: nn.Module, x: Tensor, y: Tensor, ball: Ball, draws: Draws) -> Tensor:
+        """The loss at these samples."""
+        value: Tensor = loss(self.network, x, y, ball, draws)
+        return value
+
+
+@dataclass(eq=False)
+class Run:
+    """A run in progress."""
+
+    recipe: Recipe
+    samples: Samples
+    folder: RunFolder
+    processes: Processes
+    module: nn.Module
+    averaged: nn.Module  # what is validated and saved; the module itself without averaging
+    architecture: Architecture
+    optimiser: torch.optim.Adam
+    objective: nn.Module
+    watched: Network  # the averaged module's
+    evaluation_batch: int
+    best: float = float("inf")
+    seconds: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(self.samples.x.shape[1:])
+
+    def step(self, batch: Batch, now: float) -> Tensor:
+        """One step of the optimiser; the loss, detached."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.recipe.learning_rate(now)
+        self.optimiser.zero_grad(set_to_none=True)
+        value: Tensor = self.objective(self.recipe.loss(now), batch.x, batch.y, self.recipe.ball(now), batch.draws)
+        value.backward()
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.recipe.clip or float("inf"))
+        found = torch.stack([value.detach(), norm.detach()])
+        found = self.processes.mean(found)
+        if not bool(torch.isfinite(found).all()):
+            raise FloatingPointError
+        self.optimiser.step()
+        self._average(now)
+        return found[0]
+
+    def _average(self, now: float) -> None:
+        if self.averaged is self.module:
+            return
+        weight = 1 - self.recipe.average if self.recipe.average and now >= self.recipe.average_from else 1.0
+        with torch.no_grad():
+            for mean, value in zip(self.averaged.parameters(), self.module.parameters(), strict=True):
+                mean.lerp_(value, weight)
+
+    def epoch(self, epoch: int, report: Report) -> dict[str, Any]:
+        """All steps of an epoch, then validation."""
+        steps, clock = self.samples.steps(self.recipe), time.perf_counter()
+        total = torch.zeros((), dtype=torch.float64)
+        batches = self.samples.epoch(self.recipe, epoch, self.processes.rank, self.processes.count)
+        for k, batch in enumerate(batches):
+            try:
+                loss = self.step(batch, epoch + k / steps)
+            except FloatingPointError:
+                raise PolycertError(self._not_finite(epoch, k)) from None
+            total += loss.double().cpu()
+            report(Moment(epoch * steps + k + 1, self.recipe.epochs * steps, epoch, float(loss)))
+        trained = time.perf_counter() - clock
+        last = epoch + (steps - 1) / steps
+        row = {"epoch": epoch + 1, "loss": float(total) / steps}
+        row |= {"eps": self.recipe.eps.at(last), "lr": self.recipe.learning_rate(last)}
+        row |= self.validate() if self.processes.first else {}
+        self.seconds += time.perf_counter() - clock
+        return row | {"seconds": round(self.seconds, 3), "seconds_training": round(trained, 3)}
+
+    def _not_finite(self, epoch: int, step: int) -> str:
+        kept = (
+            f"the state after epoch {epoch} is kept in {str(self.folder.path)!r}" if epoch else "no epoch was finished"
+        )
+        return (
+            f"the loss or its gradient is not finite in epoch {epoch + 1}, step {step + 1}, so training stopped; "
+            f"{kept}: lower lr or gamma, or set clip"
+        )
+
+    def validate(self) -> dict[str, float]:
+        """Of the model that would be saved now."""
+        index = self.samples.validation
+        x, y = self.samples.x[index], self.samples.y[index]
+        return validate(self.watched, x, y, self.recipe.ball(), self.recipe.certified, self.evaluation_batch)
+
+    def keep(self, epoch: int, row: dict[str, Any]) -> None:
+        """Write everything that the epoch has changed."""
+        self.folder.add_metrics(row)
+        if self._better(row):
+            save(self.averaged, self.folder.model, self.architecture, self.shape)
+        self.folder.write(epoch + 1, snapshot(self))
+
+    def _better(self, row: dict[str, Any]) -> bool:
+        """Whether this epoch's model is the one to save."""
+        if self.recipe.select == "last" or row["eps"] < self.recipe.target:
+            return True
+        if row["validation_CRE"] >= self.best:
+            return False
+        self.best = row["validation_CRE"]
+        return True
+
+
+def prepare(
+    recipe: Recipe,
+    run_dir: Path,
+    *,
+    data_dir: Path | None = None,
+    device: torch.device | None = None,
+    memory: int | None = None,
+    processes: Processes | None = None,
+) -> Run:
+    """A run at its very beginning: weights from the seed, nothing written."""
+    device, processes = device or torch.device("cpu"), processes or Processes()
+    if recipe.batch < processes.count:
+        raise PolycertError(
+            f"recipe: key 'batch': must be at least {processes.count}, one sample for each process, got {recipe.batch}"
+        )
+    samples = Samples.load(recipe, data_dir, device)
+    shape = tuple(samples.x.shape[1:])
+    architecture = ARCHITECTURES[recipe.architecture](shape, activation=recipe.activation)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        module = build(architecture).to(device)
+    averaged = module if recipe.average is None else deepcopy(module)
+    watched = capture(averaged, shape)
+    objective = Objective(module, capture(module, shape))
+    optimiser = torch.optim.Adam(module.parameters(), lr=1e-3, weight_decay=recipe.weight_decay, fused=True)
+    return Run(
+        recipe,
+        samples,
+        RunFolder(run_dir),
+        processes,
+        module,
+        averaged,
+        architecture,
+        optimiser,
+        processes.wrap(objective),
+        watched,
+        batch_size_for(watched.bind(), memory),
+    )
+
+
+def train(
+    run: Run, *, resume: bool = False, report: Report = lambda _: None, warn: Callable[[str], None] = log.warning
+) -> dict[str, Any]:
+    """Train to the end of the recipe; the last epoch's metrics.
+
+    Args:
+        run: from `prepare`.
+        resume: continue from the folder's last checkpoint: on one kind of machine bit for bit what an uninterrupted
+            run gives.
+        report: called after every step and every epoch.
+        warn: told what may make a resumed run differ in its last bits.
+    """
+    begin, row = 0, {}
+    if resume:
+        begin, checkpoint = run.folder.read()
+        for remark in restore(run, checkpoint):
+            warn(remark)
+    elif run.folder.started:
+        raise PolycertError(f"{str(run.folder.path)!r} already holds a run: add --resume, or give another --run-dir")
+    if run.processes.first:
+        run.folder.make()
+        run.folder.cut_metrics(begin)
+        run.folder.write_text(run.folder.recipe, to_toml(run.recipe.plain()))
+    steps = run.samples.steps(run.recipe)
+    for epoch in range(begin, run.recipe.epochs):
+        row = run.epoch(epoch, report)
+        if run.processes.first:
+            run.keep(epoch, row)
+        report(Moment((epoch + 1) * steps, run.recipe.epochs * steps, epoch, row["loss"], row))
+    return row

@@ -1,0 +1,62 @@
+"""The training methods of the paper's tables by name: which keys of a recipe each one takes, and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from polycert.losses import AT, IBP, KW, L1, MMR, MTLIBP, PER, CrownIBP, Plain, Stability, Sum
+
+Values = Mapping[str, Any]
+
+
+class Method(NamedTuple):
+    """The keys that a method needs, those it may take, and the loss for their values."""
+
+    needs: tuple[str, ...]
+    takes: tuple[str, ...]
+    make: Callable[[Values], nn.Module]
+    piecewise_linear: bool = False
+
+
+def _loss(kind: type[nn.Module], **fixed: Any) -> Callable[[Values], nn.Module]:
+    return lambda values: kind(**values, **fixed)
+
+
+_PER = ("alpha", "gamma"), ("terms", "subsample")
+_MMR = (
+    ("weight", "gamma_boundary", "gamma_decision", "boundary_share"),
+    ("decisions", "subsample"),
+)
+_AT = ("attack_steps",)
+
+METHODS: dict[str, Method] = {
+    "plain": Method((), (), _loss(Plain)),
+    "at": Method((), _AT, _loss(AT)),
+    "kw": Method((), ("subsample",), _loss(KW)),
+    "ibp": Method(("kappa",), ("subsample",), _loss(IBP)),
+    "c-ibp": Method(("kappa", "beta"), ("subsample",), _loss(CrownIBP)),
+    "mmr": Method(_MMR[0], _MMR[1], _loss(MMR), piecewise_linear=True),
+    "mmr+at": Method(_MMR[0], _MMR[1] + _AT, _loss(MMR, at=True), piecewise_linear=True),
+    "c-per": Method(_PER[0], _PER[1], _loss(PER)),
+    "c-per+at": Method(_PER[0], _PER[1] + _AT, _loss(PER, at=True)),
+    "i-per": Method(_PER[0], _PER[1], _loss(PER, method="forward")),
+    "i-per+at": Method(_PER[0], _PER[1] + _AT, _loss(PER, method="forward", at=True)),
+    "mtl-ibp": Method(("mix",), ("subsample", *_AT), _loss(MTLIBP)),
+}
+OWN_KEYS = sorted({key for method in METHODS.values() for key in method.needs + method.takes})
+
+
+def make_loss(name: str, values: Values, extras: Values) -> nn.Module:
+    """The loss of a method for the values of its keys, with what is added to it."""
+    method = METHODS[name]
+    known = {key: values[key] for key in method.needs + method.takes if values.get(key) is not None}
+    loss = method.make(known)
+    added: list[nn.Module] = []
+    if extras.get("l1"):
+        added.append(L1(extras["l1"]))
+    if extras.get("stability"):
+        added.append(Stability(extras["stability"], subsample=known.get("subsample")))
+    return Sum(loss, *added) if added else loss

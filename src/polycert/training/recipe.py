@@ -1,0 +1,212 @@
+"""A recipe: everything that determines a training run, checked before it starts."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from torch import nn
+
+from polycert import data
+from polycert.errors import PolycertError
+from polycert.models import ARCHITECTURES
+from polycert.sets import Ball
+from polycert.training.methods import METHODS, OWN_KEYS, make_loss
+from polycert.training.schedules import AnySchedule, Constant, Number, Schedule
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0)]
+PIECEWISE_LINEAR = ("relu", "leaky_relu")
+ACTIVATIONS = ("relu", "leaky_relu", "sigmoid", "tanh")
+
+
+def _one_of(names: tuple[str, ...]) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}, got {value!r}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _norm(value: Any) -> Any:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = 0.0
+    if not found >= 1:
+        raise ValueError(f'must be "inf" or a number from 1, got {value!r}')
+    return f"{found:g}"
+
+
+class Recipe(BaseModel):
+    """A training run. Numbers marked "over time" may be schedules; times are in epochs.
+
+    Attributes:
+        dataset, architecture, activation: what is trained on what.
+        method: a training method of `METHODS`; warm_up_method is used for the first `warm_up` epochs.
+        norm, target: the ball that counts in validation; `eps`, over time, is the radius in training.
+        epochs, batch, seed: length, samples per step, and the seed of everything random.
+        validation: samples of the training set held out; certified: how many of them are certified each epoch.
+        lr: learning rate of Adam over time; lr_warm_up: epochs of a linear start.
+        clip: largest norm of the whole gradient; weight_decay: of Adam.
+        average: decay of an exponential average of the weights, from epoch `average_from` on; it is what is saved.
+        augment: "flip-crop" for random flips and shifts by up to 4 pixels.
+        select: save the last epoch's model, or the one with the best certified error in validation since eps
+            reached the target.
+        l1, stability: weights of terms added to the loss.
+        alpha, gamma, kappa, beta, mix, boundary_share, subsample: over time; with terms, weight, gamma_boundary,
+            gamma_decision, decisions, attack_steps: see the losses.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    about: str = ""
+    dataset: Annotated[str, _one_of(data.NAMES)]
+    architecture: Annotated[str, _one_of(tuple(ARCHITECTURES))]
+    activation: Annotated[str, _one_of(ACTIVATIONS)] = "relu"
+    method: Annotated[str, _one_of(tuple(METHODS))]
+    norm: Annotated[str, BeforeValidator(_norm)] = "inf"
+    target: Annotated[Number, Field(ge=0)]
+    eps: AnySchedule
+    epochs: Positive
+    batch: Positive = 100
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    validation: Annotated[int, Field(ge=0)] = 5000
+    certified: Annotated[int, Field(ge=0)] = 500
+    warm_up: Annotated[int, Field(ge=0)] = 0
+    warm_up_method: Annotated[str, _one_of(("plain", "at"))] = "at"
+    lr: AnySchedule = Constant(value=1e-3)
+    lr_warm_up: Share = 0.0
+    weight_decay: Share = 0.0
+    clip: Annotated[float, Field(gt=0)] | None = None
+    average: Annotated[float, Field(gt=0, lt=1)] | None = None
+    average_from: Share = 0.0
+    augment: Literal["none", "flip-crop"] = "none"
+    select: Literal["last", "best"] = "last"
+    l1: Share = 0.0
+    stability: Share = 0.0
+    alpha: AnySchedule | None = None
+    gamma: AnySchedule | None = None
+    kappa: AnySchedule | None = None
+    beta: AnySchedule | None = None
+    mix: AnySchedule | None = None
+    boundary_share: AnySchedule | None = None
+    subsample: AnySchedule | None = None
+    terms: Positive | None = None
+    weight: Share | None = None
+    gamma_boundary: Annotated[Number, Field(gt=0)] | None = None
+    gamma_decision: Annotated[Number, Field(gt=0)] | None = None
+    decisions: Positive | None = None
+    attack_steps: Positive | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Recipe:
+        method = METHODS[self.method]
+        for key in method.needs:
+            if getattr(self, key) is None:
+                raise ValueError(f"{key}: method {self.method!r} needs it, give a value")
+        warm_up = METHODS[self.warm_up_method].takes if self.warm_up else ()
+        for key in OWN_KEYS:
+            if getattr(self, key) is not None and key not in method.needs + method.takes + warm_up:
+                users = [name for name, one in METHODS.items() if key in one.needs + one.takes]
+                raise ValueError(f"{key}: method {self.method!r} does not use it, only {', '.join(users)} do")
+        if method.piecewise_linear and self.activation not in PIECEWISE_LINEAR:
+            raise ValueError(
+                f"activation: must be one of {', '.join(PIECEWISE_LINEAR)} for method {self.method!r}, "
+                f"got {self.activation!r}"
+            )
+        if self.warm_up >= self.epochs:
+            raise ValueError(f"warm_up: must be below epochs ({self.epochs}), got {self.warm_up}")
+        if self.select == "best" and not (self.validation and self.certified):
+            raise ValueError("select: 'best' needs validation and certified to be above 0")
+        self._check_ranges()
+        return self
+
+    def _check_ranges(self) -> None:
+        """The whole course of every schedule is allowed."""
+        limits: dict[str, tuple[float, float, bool]] = {
+            "eps": (0, float("inf"), True),
+            "lr": (0, float("inf"), True),
+            "alpha": (0, float("inf"), False),
+            "gamma": (0, float("inf"), True),
+            "kappa": (0, 1, True),
+            "beta": (0, 1, True),
+            "mix": (0, 1, True),
+            "boundary_share": (0, 1, False),
+            "subsample": (1, self.batch, True),
+        }
+        for key, (least, most, closed) in limits.items():
+            schedule = getattr(self, key)
+            if schedule is None:
+                continue
+            low, high = schedule.extremes(self.epochs)
+            if low < least or (low == least and not closed) or high > most:
+                top = " (the batch)" if key == "subsample" else ""
+                rule = f"{'at least' if closed else 'above'} {least:g}"
+                rule += "" if most == float("inf") else f" and at most {most:g}{top}"
+                raise ValueError(f"{key}: must be {rule} all through training, got {low if low <= least else high:g}")
+
+    def ball(self, time: float | None = None) -> Ball:
+        """The set at a time in training; at no time, the one that counts."""
+        eps = self.target if time is None else self.eps.at(time)
+        return Ball(float(self.norm), eps, low=0.0, high=1.0)
+
+    def loss(self, time: float) -> nn.Module:
+        """The objective at a time in training."""
+        if time < self.warm_up:
+            return make_loss(self.warm_up_method, {"attack_steps": self.attack_steps}, {})
+        values: dict[str, Any] = {}
+        for key in OWN_KEYS:
+            value = getattr(self, key)
+            values[key] = value.at(time) if isinstance(value, Schedule) else value
+        if values["subsample"] is not None:
+            values["subsample"] = round(values["subsample"])
+        return make_loss(self.method, values, {"l1": self.l1, "stability": self.stability})
+
+    def learning_rate(self, time: float) -> float:
+        """Of Adam, with its linear start."""
+        # A thousandth of an epoch ahead, so that the first step moves.
+        start = 1.0 if self.lr_warm_up == 0 else min(1.0, (time + 1e-3) / self.lr_warm_up)
+        return self.lr.at(time) * start
+
+    def shortened(self, epochs: int) -> Recipe:
+        """The same course in another number of epochs: all times are stretched along."""
+        factor = epochs / self.epochs
+        changes: dict[str, Any] = {"epochs": epochs, "warm_up": min(round(self.warm_up * factor), epochs - 1)}
+        changes |= {key: getattr(self, key) * factor for key in ("lr_warm_up", "average_from")}
+        for key, value in self:
+            if isinstance(value, Schedule):
+                changes[key] = value.stretched(factor)
+        return self.model_copy(update=changes)
+
+    def plain(self) -> dict[str, Any]:
+        """As written in a file, without what is unset or empty."""
+        return {key: value for key, value in self.model_dump().items() if value not in (None, "")}
+
+
+def make_recipe(values: dict[str, Any]) -> Recipe:
+    """A recipe from plain values, or an error that names the key and what it may be."""
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise PolycertError(_explain(error)) from None
+
+
+def _explain(error: ValidationError) -> str:
+    """The first complaint as a sentence: the key, what is allowed, what was got."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"] if part not in ("constant",))
+    if first["type"] == "extra_forbidden":
+        known = sorted(Recipe.model_fields)
+        close = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"recipe: unknown key {key!r}: {hint}known are {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"recipe: key {key!r} is missing: give it a value"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "value_error" and not key:  # a rule between keys begins with the one to change
+        key, _, message = message.partition(": ")
+    got = "" if "got" in message else f", got {first['input']!r}"
+    return f"recipe: key {key!r}: {message}{got}"

@@ -1,0 +1,558 @@
+"""Training as a user meets it: recipes that fail early, runs that resume bit for bit, an honest stream of draws."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from typer.testing import CliRunner
+
+import polycert as pc
+from polycert.cli import app
+from polycert.training import Run, library, make_recipe, prepare, read_recipe, train
+from polycert.training.augmentation import flip_and_crop
+from polycert.training.batches import Samples, split
+from polycert.training.files import to_toml, with_overrides
+
+SMALL: dict[str, Any] = {
+    "dataset": "mnist-sample",
+    "architecture": "fc1",
+    "method": "c-per",
+    "target": 0.1,
+    "eps": {"kind": "smooth", "first": 0.0, "last": 0.1, "begin": 0, "end": 2},
+    "epochs": 3,
+    "batch": 100,
+    "validation": 1500,
+    "certified": 20,
+    "alpha": 0.15,
+    "gamma": 0.5,
+    "subsample": 10,
+    "clip": 1.0,
+    "average": 0.9,
+    "average_from": 1,
+}
+
+MMR = {"method": "mmr", "weight": 1, "gamma_boundary": 1, "gamma_decision": 1, "boundary_share": 0.1}
+
+
+def changed(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in (SMALL | values).items() if value is not None}
+
+
+def write(folder: Path, **values: Any) -> Path:
+    path = folder / "small.toml"
+    path.write_text(to_toml(changed(**values)), encoding="utf-8")
+    return path
+
+
+def trained(folder: Path, **values: Any) -> Run:
+    run = prepare(make_recipe(changed(**values)), folder)
+    train(run)
+    return run
+
+
+# Bad recipes fail before any training
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gama": 1.0}, ["unknown key 'gama'", "did you mean 'gamma'", "alpha"]),
+        ({"method": "mmr", "activation": "tanh"}, ["weight"]),
+        (
+            MMR | {"activation": "tanh", "alpha": None, "gamma": None},
+            ["activation", "relu", "'tanh'"],
+        ),
+        ({"alpha": 0}, ["alpha", "above 0", "got 0"]),
+        ({"alpha": {"kind": "linear", "first": 0.1, "last": -0.1, "end": 3}}, ["alpha", "above 0", "-0.1"]),
+        ({"subsample": 101}, ["subsample", "at most 100", "got 101"]),
+        ({"method": "c-pre"}, ["method", "c-per", "'c-pre'"]),
+        ({"method": "ibp"}, ["kappa", "'ibp' needs it"]),
+        ({"kappa": 0.5}, ["kappa", "'c-per' does not use it", "c-ibp"]),
+        ({"eps": {"kind": "quadratic"}}, ["eps", "smooth", "quadratic"]),
+        ({"eps": {"kind": "smooth", "first": 0, "last": 1, "begin": 3, "end": 1}}, ["eps", "begin", "before end"]),
+        ({"eps": {"kind": "smooth", "first": 0, "last": 1, "end": 1, "ned": 2}}, ["eps", "ned"]),
+        ({"eps": -0.1}, ["eps", "at least 0", "-0.1"]),
+        ({"dataset": "mnits"}, ["dataset", "mnist-sample"]),
+        ({"norm": 0.5}, ["norm", "from 1"]),
+        ({"epochs": 0}, ["epochs", "1"]),
+        ({"warm_up": 3}, ["warm_up", "below epochs (3)"]),
+        ({"target": None}, ["target", "missing"]),
+        ({"select": "best", "certified": 0}, ["select", "validation"]),
+        ({"lr": "fast"}, ["lr", "constant", "'fast'"]),
+    ],
+)
+def test_a_bad_recipe_names_the_key_and_what_is_allowed(
+    values: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    done = CliRunner().invoke(app, ["train", str(write(tmp_path, **values)), "--run-dir", str(run_dir)])
+    assert done.exit_code == 2
+    for word in words:
+        assert word in " ".join(done.output.split())
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["give a recipe"]),
+        (["nothing-like-it", "--run-dir", "x"], ["no recipe", "--list"]),
+        (["nothing.toml", "--run-dir", "x"], ["no recipe file"]),
+        (["mnist-fc1-linf-c-per"], ["--run-dir"]),
+        (["mnist-fc1-linf-c-per", "--set", "epochs", "--run-dir", "x"], ["key=value"]),
+        (["mnist-fc1-linf-c-per", "--set", "gamma.last=3", "--run-dir", "x"], ["no table"]),
+        (["mnist-fc1-linf-c-per", "--data-dir", "/nowhere", "--run-dir", "x"], ["no folder"]),
+    ],
+)
+def test_bad_usage_of_train(arguments: list[str], words: list[str]) -> None:
+    done = CliRunner().invoke(app, ["train", *arguments])
+    assert done.exit_code == 2
+    for word in words:
+        assert word in " ".join(done.output.split())
+
+
+def test_too_large_a_batch_or_validation_split_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(pc.PolycertError, match=r"'batch': must be at most 500"):
+        prepare(make_recipe(changed(batch=501)), tmp_path)
+    with pytest.raises(pc.PolycertError, match=r"'validation': must be below 2000"):
+        prepare(make_recipe(changed(validation=2000)), tmp_path)
+
+
+# Schedules
+
+
+def at(schedule: Any, *times: float) -> list[float]:
+    recipe = make_recipe(changed(eps=schedule))
+    return [recipe.eps.at(time) for time in times]
+
+
+def test_schedules() -> None:
+    ramp = {"first": 0.2, "last": 0.6, "begin": 1, "end": 3}
+    assert at(0.3, 0, 1.5) == [0.3, 0.3]
+    assert at("2/255", 0) == [2 / 255]
+    assert at({"kind": "linear", **ramp}, 0, 1.5, 2, 9) == pytest.approx([0.2, 0.3, 0.4, 0.6])
+    assert at({"kind": "smooth", **ramp}, 0, 1.5, 2, 9) == pytest.approx([0.2, 0.2 + 0.4 * 0.15625, 0.4, 0.6])
+    assert at({"kind": "cosine", **ramp}, 0, 1.5, 2, 9) == pytest.approx(
+        [0.2, 0.2 + 0.2 * (1 - math.cos(math.pi / 4)), 0.4, 0.6]
+    )
+    doubling = {"kind": "doubling", "first": 0.0064, "every": 20}
+    assert at(doubling, 0, 19.99, 20, 99) == pytest.approx([0.0064, 0.0064, 0.0128, 0.1024])
+    assert make_recipe(changed(eps=doubling)).eps.extremes(40) == pytest.approx((0.0064, 0.0128))
+    assert at({**doubling, "most": 0.03}, 99) == [0.03]
+    step = {"kind": "step", "first": 1.0, "epochs": [2, 4], "factor": 0.5}
+    assert at(step, 1.9, 2, 3.9, 4) == [1, 0.5, 0.5, 0.25]
+
+
+def test_a_schedule_moves_what_the_loss_gets() -> None:
+    ramp = {"kind": "linear", "first": 1, "last": 3, "end": 2}
+    recipe = make_recipe(changed(alpha=ramp, gamma=ramp, subsample={**ramp, "first": 10, "last": 30}))
+    losses = [recipe.loss(time) for time in (0, 1, 5)]
+    assert [(loss.alpha, loss.gamma, loss.subsample) for loss in losses] == [(1, 1, 10), (2, 2, 20), (3, 3, 30)]
+    ibp = changed(method="c-ibp", alpha=None, gamma=None, kappa=0.5, beta={**ramp, "first": 1, "last": 0})
+    assert [make_recipe(ibp).loss(time).beta for time in (0, 1, 2)] == [1, 0.5, 0]
+    warm = make_recipe(changed(warm_up=1))
+    assert [type(warm.loss(time)).__name__ for time in (0.99, 1)] == ["AT", "PER"]
+    mixed = make_recipe(changed(l1=1e-4, stability=1e-3)).loss(1)
+    assert [type(loss).__name__ for loss in mixed.losses] == ["PER", "L1", "Stability"]
+    slow = make_recipe(changed(lr=0.01, lr_warm_up=1.0))
+    assert [round(slow.learning_rate(time), 4) for time in (0, 0.5, 1, 2)] == [0, 0.005, 0.01, 0.01]
+
+
+# Recipes that come with the library
+
+
+def test_the_library_has_a_valid_recipe_for_every_row_of_the_tables() -> None:
+    found = {name: make_recipe(values) for name, values in library().items() if "fast" not in name}
+    nets = {(r.dataset, r.architecture, r.activation, r.norm, r.target, r.method) for r in found.values()}
+    assert len(nets) == len(found) == 11 * 3 * 2 + 8 * 2 * 2 + 3 * 4
+    c_per = found["mnist-fc1-linf-c-per"]
+    assert (c_per.alpha.at(0), c_per.gamma.at(0), c_per.terms, c_per.epochs) == (0.15, 0.1, 4, 100)
+    assert [round(c_per.eps.at(time), 4) for time in (0, 50, 99)] == [0.0064, 0.0256, 0.1024]
+    assert found["cifar10-cnn-l2-i-per+at"].gamma.at(0) == 1.0
+    assert found["cifar10-cnn-linf-c-per"].gamma.at(0) == 0.0003
+    assert found["cifar10-cnn-linf-plain"].augment == "flip-crop"
+    assert found["mnist-e-linf-0.3-c-per+at"].eps.at(0) == 0.3
+
+
+def test_list_and_show() -> None:
+    done = CliRunner().invoke(app, ["train", "--list"])
+    assert done.exit_code == 0
+    assert [line.split()[0] for line in done.output.splitlines()] == list(library())
+    assert "Table 1, MNIST FC1, l_inf" in done.output
+    shown = CliRunner().invoke(app, ["train", "mnist-cnn-l2-c-per", "--show", "--set", "eps.last=1", "--seed", "4"])
+    assert shown.exit_code == 2  # its eps is a number, which has no parts
+    shown = CliRunner().invoke(app, ["train", "mnist-cnn-l2-kw", "--show", "--set", "eps.last=0.4", "--seed", "4"])
+    assert shown.exit_code == 0
+    assert "seed = 4\n" in shown.output
+    assert "last = 0.4" in shown.output
+
+
+def test_a_recipe_survives_a_file_and_inherits(tmp_path: Path) -> None:
+    first = make_recipe(changed(lr={"kind": "step", "first": 0.1, "epochs": [1, 2]}))
+    path = tmp_path / "a.toml"
+    path.write_text(to_toml(first.plain()), encoding="utf-8")
+    assert read_recipe(str(path)) == first
+    (tmp_path / "b.toml").write_text('base = "a.toml"\ngamma = 3.0\n', encoding="utf-8")
+    assert read_recipe(str(tmp_path / "b.toml")) == make_recipe({**first.plain(), "gamma": 3.0})
+    (tmp_path / "c.toml").write_text('base = "mnist-fc1-linf-c-per"\nepochs = 7\n', encoding="utf-8")
+    assert read_recipe(str(tmp_path / "c.toml"), ["seed=3"]).epochs == 7
+    path.write_text('base = "a.toml"\n', encoding="utf-8")
+    with pytest.raises(pc.PolycertError, match="its own base"):
+        read_recipe(str(path))
+    path.write_text("gamma = = 3\n", encoding="utf-8")
+    with pytest.raises(pc.PolycertError, match="not TOML"):
+        read_recipe(str(path))
+
+
+def test_overrides_are_toml_values() -> None:
+    values = with_overrides({"a": 1, "b": {"c": 2}}, ["a=0.5", "b.c=[1, 2]", "d=c-per", 'e="x"', "f={kind='linear'}"])
+    assert values == {"a": 0.5, "b": {"c": [1, 2]}, "d": "c-per", "e": "x", "f": {"kind": "linear"}}
+
+
+# Draws
+
+
+def test_the_order_of_an_epoch_and_a_process_s_share() -> None:
+    recipe = make_recipe(SMALL)
+    samples = Samples.load(recipe)
+    orders = [torch.cat([batch.draws.index for batch in samples.epoch(recipe, epoch)]) for epoch in (0, 1)]
+    assert [sorted(order.tolist()) for order in orders] == [samples.training.tolist()] * 2
+    assert not torch.equal(*orders)
+    shares = [[batch.draws.index for batch in samples.epoch(recipe, 0, rank, 3)] for rank in range(3)]
+    for k, batch in enumerate(samples.epoch(recipe, 0)):
+        together = torch.cat([shares[rank][k] for rank in range(3)])
+        assert sorted(together.tolist()) == sorted(batch.draws.index.tolist())
+        assert torch.equal(batch.y, samples.y[batch.draws.index])
+
+
+def test_validation_samples_are_held_out_whatever_the_seed() -> None:
+    training, validation = split(2000, 500)
+    assert sorted([*training.tolist(), *validation.tolist()]) == list(range(2000))
+    samples = Samples.load(make_recipe(changed(seed=8, validation=500)))
+    assert torch.equal(samples.validation, validation)
+
+
+def test_flips_and_crops_are_uniform_and_belong_to_the_sample() -> None:
+    x = torch.rand(3, 3, 8, 8)
+    index = torch.tensor([5, 900, 17])
+    whole = flip_and_crop(x, 0, 2, index)
+    assert torch.equal(flip_and_crop(x[[2, 0]], 0, 2, index[[2, 0]]), whole[[2, 0]])
+    seen = set()
+    for epoch in range(400):
+        moved = flip_and_crop(x[:1], 0, epoch, index[:1])
+        seen.add(_shift_of(x[:1], moved))
+    assert len(seen) > 140  # of 2 * 9 * 9 = 162
+
+
+def _shift_of(x: torch.Tensor, moved: torch.Tensor) -> tuple[bool, int, int]:
+    """Which flip and shift made an image: exactly one does."""
+    found = []
+    for mirrored in (False, True):
+        padded = nn.functional.pad(x.flip(3) if mirrored else x, (4,) * 4)
+        for down in range(9):
+            for right in range(9):
+                if torch.equal(padded[:, :, down : down + 8, right : right + 8], moved):
+                    found.append((mirrored, down, right))
+    assert len(found) == 1
+    return found[0]
+
+
+# Runs
+
+
+def test_a_run_learns_and_leaves_its_files(tmp_path: Path) -> None:
+    recipe = changed(method="plain", alpha=None, gamma=None, subsample=None, validation=500, epochs=4)
+    run = prepare(make_recipe(recipe), tmp_path / "run")
+    row = train(run)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["epoch"] for r in rows] == [1, 2, 3, 4]
+    assert rows[-1] == row
+    assert row["validation_CTE"] < 15 < rows[0]["validation_CTE"] + 15
+    assert row["loss"] < rows[0]["loss"]
+    net = pc.load(tmp_path / "run" / "model.safetensors")
+    x, y = run.samples.x[run.samples.validation], run.samples.y[run.samples.validation]
+    wrong = 100 * float((net(x).argmax(1) != y).double().mean())
+    assert wrong == pytest.approx(row["validation_CTE"])
+    certs = pc.certify(net, x[:20], y[:20], run.recipe.ball(), rigorous=False)
+    assert certs.summary()["CRE"] == pytest.approx(row["validation_CRE"])
+    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == [
+        *("checkpoint-4.safetensors", "metrics.jsonl", "model.safetensors", "recipe.toml", "state.json"),
+    ]
+
+
+@pytest.mark.parametrize("norm", ["inf", "2"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"method": "kw"},
+        {"method": "ibp", "kappa": 0.5},
+        {"method": "c-ibp", "kappa": 0.5, "beta": 0.5},
+        MMR | {"method": "mmr+at"},
+        {"method": "i-per+at", "alpha": 0.15, "gamma": 0.5, "attack_steps": 2, "subsample": 3},
+        {"method": "mtl-ibp", "mix": 0.5, "activation": "tanh"},
+    ],
+    ids=lambda values: values["method"],
+)
+def test_every_kind_of_method_trains(values: dict[str, Any], norm: str, tmp_path: Path) -> None:
+    recipe = changed(
+        **{"alpha": None, "gamma": None, "norm": norm, "epochs": 1, "validation": 1980, "batch": 10, **values}
+    )
+    row = train(prepare(make_recipe(recipe), tmp_path / "run"))
+    assert math.isfinite(row["loss"])
+
+
+def test_the_average_is_that_of_numpy(tmp_path: Path) -> None:
+    run = prepare(make_recipe(changed(epochs=1, average_from=0)), tmp_path / "run")
+    expected = run.module[1].bias.detach().numpy().copy()
+    for k, batch in enumerate(run.samples.epoch(run.recipe, 0)):
+        run.step(batch, k / 5)
+        expected = 0.9 * expected + 0.1 * run.module[1].bias.detach().numpy()
+    assert np.allclose(run.averaged[1].bias.detach().numpy(), expected, atol=1e-7)
+
+
+def test_gradients_are_clipped(tmp_path: Path) -> None:
+    run = prepare(make_recipe(changed(clip=1e-3, average=None)), tmp_path / "run")
+    run.step(next(run.samples.epoch(run.recipe, 0)), 0.5)
+    total = sum(float((p.grad**2).sum()) for p in run.module.parameters() if p.grad is not None)
+    assert math.sqrt(total) <= 1e-3 * 1.001
+
+
+def test_validation_leaves_gradients_and_random_streams_alone(tmp_path: Path) -> None:
+    run = prepare(make_recipe(changed(average=None)), tmp_path / "run")
+    run.step(next(run.samples.epoch(run.recipe, 0)), 0.5)
+    gradients = [p.grad.clone() for p in run.module.parameters() if p.grad is not None]
+    weights = [p.detach().clone() for p in run.module.parameters()]
+    state = torch.random.get_rng_state()
+    assert run.validate()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert len(gradients) == len(weights)
+    for p, gradient, weight in zip(run.module.parameters(), gradients, weights, strict=True):
+        assert p.grad is not None
+        assert torch.equal(p.grad, gradient)
+        assert torch.equal(p, weight)
+
+
+def test_training_neither_reads_nor_moves_the_global_generator(tmp_path: Path) -> None:
+    weights = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.random.get_rng_state()
+        run = trained(tmp_path / str(seed), method="c-per+at", epochs=1, attack_steps=2)
+        assert torch.equal(torch.random.get_rng_state(), state)
+        weights.append(run.module[1].weight.detach())
+    assert torch.equal(*weights)
+    other = trained(tmp_path / "other", method="c-per+at", epochs=1, attack_steps=2, seed=1)
+    assert not torch.equal(other.module[1].weight, weights[0])
+
+
+def test_the_test_set_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    load = pc.data.load
+    monkeypatch.setattr(pc.data, "load", lambda name, part, *rest: opened.append(part) or load(name, part, *rest))
+    trained(tmp_path / "run", epochs=1)
+    assert opened == ["train"]
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    blow_up = {"kind": "step", "first": 1e-3, "epochs": [1], "factor": 1e30}
+    path = write(tmp_path, lr=blow_up, clip=None, average=None, average_from=None)
+    done = CliRunner().invoke(app, ["train", str(path), "--run-dir", str(tmp_path / "run")])
+    assert done.exit_code == 1
+    text = " ".join(done.output.split())
+    assert "not finite in epoch 2" in text
+    assert "state after epoch 1 is kept" in text
+    kept = load_file(tmp_path / "run" / "checkpoint-1.safetensors")
+    assert all(bool(torch.isfinite(value).all()) for value in kept.values())
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+    pc.load(tmp_path / "run" / "model.safetensors")
+
+
+def test_the_best_epoch_is_kept_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = iter([10.0, 50.0, 30.0, 40.0])
+    monkeypatch.setattr(Run, "validate", lambda self: {"validation_CTE": 1.0, "validation_CRE": next(figures)})
+    run = prepare(make_recipe(changed(select="best", epochs=4, average=None)), tmp_path / "run")
+    weights: list[torch.Tensor] = []
+
+    def report(moment: Any) -> None:
+        if moment.metrics is not None:
+            weights.append(run.module[1].weight.detach().clone())
+
+    train(run, report=report)
+    saved = pc.load(tmp_path / "run" / "model.safetensors")
+    # Epoch 1 had the lowest figure, but eps was below the target there.
+    assert torch.equal(saved.parameters()[0], weights[2])
+
+
+# Resuming
+
+
+ENDLESS = 1000
+
+
+def start(folder: Path, recipe: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "polycert", "train", str(recipe), "--run-dir", str(folder), "--threads", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(pc.__file__).parents[1])}
+    return subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    recipe = write(tmp_path, epochs=6, method="c-per+at", attack_steps=2)
+    killed = start(tmp_path / "killed", recipe)
+    state = tmp_path / "killed" / "state.json"
+    deadline = time.monotonic() + 60
+    while not (state.is_file() and json.loads(state.read_text())["epoch"] >= 2):
+        assert time.monotonic() < deadline
+        assert killed.poll() is None
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    (tmp_path / "killed" / ".checkpoint-9-abc.safetensors").write_bytes(b"half")  # as a kill while writing leaves it
+    assert killed.returncode == -signal.SIGKILL
+    done = json.loads(state.read_text())["epoch"]
+    assert 2 <= done < 6
+    refused = CliRunner().invoke(app, ["train", str(recipe), "--run-dir", str(tmp_path / "killed")])
+    assert refused.exit_code == 1
+    assert "--resume" in refused.output
+    resumed = CliRunner().invoke(app, ["train", str(recipe), "--run-dir", str(tmp_path / "killed"), "--resume"])
+    assert resumed.exit_code == 0, resumed.output
+    whole = trained(tmp_path / "whole", epochs=6, method="c-per+at", attack_steps=2)
+    for name in ("checkpoint-6.safetensors", "model.safetensors"):
+        ours, theirs = load_file(tmp_path / "killed" / name), load_file(whole.folder.path / name)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    rows = [
+        [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in path.read_text().splitlines()]
+        for path in (tmp_path / "killed" / "metrics.jsonl", whole.folder.metrics)
+    ]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 6
+    assert sorted(os.listdir(tmp_path / "killed")) == sorted(os.listdir(whole.folder.path))
+
+
+def test_resuming_needs_a_checkpoint_and_the_same_recipe(tmp_path: Path) -> None:
+    path = write(tmp_path, epochs=1)
+    folder = tmp_path / "run"
+    none = CliRunner().invoke(app, ["train", str(path), "--run-dir", str(folder), "--resume"])
+    assert none.exit_code == 1
+    assert "no checkpoint" in none.output
+    trained(folder, epochs=1)
+    other = CliRunner().invoke(
+        app, ["train", str(path), "--set", "gamma=0.7", "--set", "seed=2", "--run-dir", str(folder), "--resume"]
+    )
+    assert other.exit_code == 1
+    assert "other values of gamma, seed" in " ".join(other.output.split())
+    (folder / "state.json").write_text("{}", encoding="utf-8")
+    broken = CliRunner().invoke(app, ["train", str(path), "--run-dir", str(folder), "--resume"])
+    assert broken.exit_code == 1
+    assert "cannot be read" in " ".join(broken.output.split())
+
+
+def test_what_may_change_the_last_bits_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path, epochs=1)
+    trained(tmp_path / "run", epochs=1)
+    state = tmp_path / "run" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"threads": 64}), encoding="utf-8")
+    done = CliRunner().invoke(app, ["train", str(path), "--run-dir", str(tmp_path / "run"), "--resume"])
+    assert done.exit_code == 0
+    assert "resumed with threads 1 instead of 64" in " ".join(done.output.split())
+
+
+def test_lines_of_metrics_that_a_kill_cut_short_are_dropped(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", epochs=2)
+    with run.folder.metrics.open("a") as file:
+        file.write('{"epoch": 3, "loss": 1}\n{"epo')
+    run.folder.cut_metrics(2)
+    assert [json.loads(line)["epoch"] for line in run.folder.metrics.read_text().splitlines()] == [1, 2]
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
+    recipe = write(tmp_path, epochs=ENDLESS)
+    running = start(tmp_path / "run", recipe)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "state.json").is_file():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    _, text = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "--resume" in text
+    assert "epoch 1 of 1000: loss" in text
+
+
+def test_tensorboard_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    path = write(tmp_path)
+    done = CliRunner().invoke(app, ["train", str(path), "--run-dir", str(tmp_path / "run"), "--tensorboard"])
+    assert done.exit_code == 1
+    assert "pip install tensorboard" in " ".join(done.output.split())
+
+
+# Tuning
+
+
+def test_grids() -> None:
+    from polycert.training.tune import grid
+
+    assert grid("gamma=0.1:10:3", log=True).values == pytest.approx((0.1, 1, 10))
+    assert grid("alpha=0.1:0.2:3", log=False).values == pytest.approx((0.1, 0.15, 0.2))
+    assert grid("alpha=0.1:0.2:1", log=False).values == (0.1,)
+
+
+def test_a_shortened_recipe_runs_the_same_course() -> None:
+    recipe = read_recipe("mnist-fc1-linf-c-per", ["lr_warm_up=10", "average=0.9", "average_from=80", "warm_up=4"])
+    short = recipe.shortened(5)
+    assert (short.epochs, short.lr_warm_up, short.average_from, short.warm_up) == (5, 0.5, 4, 0)
+    for share in (0.1, 0.3, 0.77, 0.99):
+        assert short.eps.at(share * 5) == recipe.eps.at(share * 100)
+    ibp = read_recipe("mnist-fc1-linf-ibp")
+    assert ibp.shortened(20).kappa.at(7) == pytest.approx(ibp.kappa.at(35))
+    assert ibp.shortened(20).learning_rate(15) == pytest.approx(ibp.learning_rate(75))
+
+
+def test_tune_ranks_by_validation_and_does_not_repeat(tmp_path: Path) -> None:
+    path = write(tmp_path, epochs=4)
+    command = ["tune", str(path), "--log", "gamma=0.01:10:2", "--epochs", "1", "--run-dir", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    folders = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
+    assert folders == ["gamma=0.01", "gamma=10"]
+    rows = {}
+    for name in folders:
+        (line,) = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        rows[name] = json.loads(line)
+    ranked = [line.split()[1] for line in done.stdout.splitlines() if line.strip().startswith("--set")]
+    assert ranked == sorted(rows, key=lambda name: (rows[name]["validation_CRE"], rows[name]["validation_CTE"]))
+    stamps = [(tmp_path / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in folders]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert stamps == [(tmp_path / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in folders]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ([], "nothing to tune"),
+        (["--log", "gamma"], "KEY=A:B:N"),
+        (["--log", "gamma=0:1:3"], "above 0"),
+        (["--linear", "alpha=-1:1:3"], "'alpha'"),
+        (["--linear", "gama=0:1:3"], "unknown key"),
+        (["--linear", "alpha=1:1:0"], "N from 1"),
+    ],
+)
+def test_bad_usage_of_tune(arguments: list[str], word: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["tune", str(write(tmp_path)), "--run-dir", str(tmp_path / "runs"), *arguments])
+    assert done.exit_code == 2
+    assert word in " ".join(done.output.split())
+    assert not (tmp_path / "runs").exists()
