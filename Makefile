@@ -27,7 +27,9 @@ slow: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/certify.py
+	$(BIN)/python benchmarks/bounds.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/growth.py
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ".[docs]"
