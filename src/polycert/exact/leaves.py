@@ -83,14 +83,14 @@ def _solve(problem: Reduced, upper: np.ndarray, limit: np.ndarray) -> tuple[np.n
     matrix, right = np.c_[upper, -np.ones(count)], limit
     for _ in range(1 if math.isinf(region.norm) else CUTS):
         found = linprog(cost, A_ub=matrix, b_ub=right, bounds=bounds, method="highs")
-        if found.status != 0:
+        if found.status != 0 or found.x is None:
             return None
-        x = found.x[:-1]
-        cut = _tangent(problem, torch.from_numpy(x))
+        point, level = found.x[:-1], float(found.x[-1])
+        cut = _tangent(problem, torch.from_numpy(point))
         if cut is None:
             break
         matrix, right = np.vstack([matrix, np.r_[cut[0], 0.0]]), np.append(right, cut[1])
-    return x, float(found.x[-1]), -found.ineqlin.marginals[:count]
+    return point, level, -found.ineqlin.marginals[:count]
 
 
 def _tangent(problem: Reduced, x: Tensor) -> tuple[np.ndarray, float] | None:

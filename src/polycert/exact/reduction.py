@@ -5,8 +5,8 @@ them leaves
 
     z = direct x + through h + offset,     h = max(z, 0),     rows = direct' x + through' h + offset'
 
-where z are the unstable units alone, in order, so that `through` is strictly lower triangular by layers. Every piecewise
-linear activation fits: a unit is `slope z` plus `change max(z - at, 0)` for each bend inside its interval.
+where z are the unstable units alone, in order, so that `through` is strictly lower triangular by layers. Every
+piecewise linear activation fits: a unit is `slope z` plus `change max(z - at, 0)` for each bend in its interval.
 
 The maps are computed in float64 by the same backward pass as all bounds; what rounding may have got wrong in a row is
 kept with it (`error`), so that statements about these maps become statements about the network.
@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.backward import LOWER, Pass, Pulled, pull
@@ -79,7 +81,7 @@ class Reduced:
 
     @cached_property
     def slack(self) -> tuple[Tensor, Tensor]:
-        """Per unit of |multiplier| of a unit, and of a row: all that rounding may take from a bound; see `proved_bound`."""
+        """Per |multiplier| of each unit, and of each row: all that rounding may take from a bound."""
         gamma = self.rounding.gamma(self.units.direct.shape[1] + 2 * self.count + len(self.rows.offset))
         size, high = self.region.magnitude.flatten(), self.upper.clamp(min=0)
 
@@ -187,23 +189,12 @@ class Composer:
 
     def finish(self, rows: Maps, members: Tensor) -> Reduced:
         """All layers together."""
-        sizes = [len(part.offset) for part in self.parts]
-        total = sum(sizes)
-        ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
-        layers = tuple(slice(a, b) for a, b in zip(ends, ends[1:], strict=False))
-        if not self.parts:
-            none = torch.zeros(0, dtype=torch.float64)
-            units = Maps(none.new_zeros(0, rows.direct.shape[1]), none.new_zeros(0, 0), none, none)
-            return Reduced(self.region, units, rows, none, none, (), members)
-        padded = [torch.nn.functional.pad(p.through, (0, total - p.through.shape[1])) for p in self.parts]
-        units = Maps(
-            torch.cat([p.direct for p in self.parts]),
-            torch.cat(padded),
-            torch.cat([p.offset for p in self.parts]),
-            torch.cat([p.error for p in self.parts]),
-        )
-        lower = torch.cat([b.lower for b in self.bounds])
-        upper = torch.cat([b.upper for b in self.bounds])
+        ends = list(accumulate((len(part.offset) for part in self.parts), initial=0))
+        none = Maps(rows.direct[:0], rows.through[:0], rows.offset[:0], rows.error[:0])
+        wide = [p._replace(through=F.pad(p.through, (0, ends[-1] - p.through.shape[1]))) for p in self.parts]
+        units = Maps(*(torch.cat(columns) for columns in zip(none, *wide, strict=True)))
+        lower, upper = (torch.cat([rows.offset[:0], *(b[side] for b in self.bounds)]) for side in (0, 1))
+        layers = tuple(slice(begin, end) for begin, end in pairwise(ends))
         return Reduced(self.region, units, rows, lower, upper, layers, members)
 
 

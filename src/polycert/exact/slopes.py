@@ -6,6 +6,7 @@ and at the worst values of the units, passed on from layer to layer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -145,5 +146,5 @@ class Adam:
         self.count += 1
         self.first.mul_(MEMORY[0]).add_(gradient, alpha=1 - MEMORY[0])
         self.second.mul_(MEMORY[1]).addcmul_(gradient, gradient, value=1 - MEMORY[1])
-        grown = (1 - MEMORY[1] ** self.count) ** 0.5 / (1 - MEMORY[0] ** self.count)
+        grown = math.sqrt(1 - MEMORY[1] ** self.count) / (1 - MEMORY[0] ** self.count)
         return grown * self.first / (self.second.sqrt() + 1e-12)

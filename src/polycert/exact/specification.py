@@ -72,7 +72,7 @@ class Specification:
 
     @staticmethod
     def never(unsafe: Sequence[tuple[Tensor, Tensor]]) -> Specification:
-        """None of the sets `{z : rows . z <= limits}` is reached; each is given as (rows `[m, outputs]`, limits `[m]`)."""
+        """None of the sets `{z : rows . z <= limits}` is reached; each is (rows `[m, outputs]`, limits `[m]`)."""
         parts = [(torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64)) for a, b in unsafe]
         clause = torch.cat([torch.full((len(a),), k) for k, (a, _) in enumerate(parts)])
         return Specification(torch.cat([a for a, _ in parts]), -torch.cat([b for _, b in parts]), clause)
