@@ -51,6 +51,18 @@ def _radius(given: options.RadiusOptions) -> None:
     radius_command(given)
 
 
+def _verify(given: options.VerifyOptions) -> None:
+    from polycert.cli.settle import verify_command
+
+    verify_command(given)
+
+
+def _attack(given: options.AttackOptions) -> None:
+    from polycert.cli.settle import attack_command
+
+    attack_command(given)
+
+
 def _data(given: options.DataOptions) -> None:
     from polycert import data
 
@@ -90,6 +102,23 @@ options.add_command(
     _radius,
     "Search, for each sample, for the largest ball that can be proved.",
     "polycert radius net.safetensors --dataset mnist --norm 2 --upper 1.2 --limit 50",
+)
+options.add_command(
+    app,
+    "verify",
+    options.VerifyOptions,
+    _verify,
+    "Decide, for each sample, whether its whole ball keeps the label: a proof or a counterexample.",
+    "polycert verify net.safetensors --dataset mnist --eps 0.1 --timeout 60 --out o.csv",
+    "The same command again takes up what was interrupted.",
+)
+options.add_command(
+    app,
+    "attack",
+    options.AttackOptions,
+    _attack,
+    "Search the ball around each sample for a point of another class.",
+    "polycert attack net.safetensors --dataset mnist --eps 0.1 --limit 100",
 )
 options.add_command(
     app,

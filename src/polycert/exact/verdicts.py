@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +82,7 @@ class Verdicts:
         return 100 * wrong / count, 100 * (len(self) - right) / count
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a sample; counterexamples are not in it, see `save_counterexamples`."""
+        """One row a sample; counterexamples are not in it, see `arrays`."""
         rows = [
             {
                 "index": v.index,
@@ -108,13 +107,7 @@ class Verdicts:
         """Write `.csv`, `.json` or `.parquet`, whole or not at all."""
         save_frame(self.to_frame(), path)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Positions (`index`) and inputs (`x`) of all counterexamples."""
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Positions `[found]` and inputs `[found, *shape]` of all counterexamples."""
         found = [(v.index, v.decision.witness.input) for v in self.verdicts if v.decision.witness is not None]
-        inputs = [x.numpy() for _, x in found]
-        return {"index": np.array([k for k, _ in found], dtype=np.int64), "x": np.array(inputs)}
-
-    @staticmethod
-    def of(verdicts: Sequence[Verdict], norm: float) -> Verdicts:
-        """From verdicts in the order of the samples."""
-        return Verdicts(tuple(verdicts), norm)
+        return np.array([k for k, _ in found], dtype=np.int64), np.array([x.numpy() for _, x in found])

@@ -17,14 +17,13 @@ from polycert.exact.journal import Journal
 from polycert.exact.outcome import Decision
 from polycert.exact.question import Question, Settings
 from polycert.exact.verdicts import Verdict, Verdicts
-from polycert.exact.workers import answers
+from polycert.exact.workers import Answers, answers
 from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels, check_finite
 from polycert.memory import batch_size_for
 from polycert.sets import Array, Ball
 
 Progress = Callable[[int, int], None]  # samples done, samples in all
-Watch = Callable[[int, Decision], None]  # position, decision
 
 
 def verify(
@@ -70,13 +69,12 @@ def verify(
         raise PolycertError(f"timeout and total must be seconds above 0, got {timeout} and {total}")
     question = ask(net, x, y, ball, Settings(timeout=timeout, memory=memory, seed=seed))
     batch = batch_size or batch_size_for(question.net.own)
-    count = len(question)
-
-    def watch(done: int, _: Decision) -> None:
+    found: dict[int, Decision] = {}
+    for position, decision in decisions(question, batch=batch, workers=workers, total=total, journal=journal):
+        found[position] = decision
         if progress is not None:
-            progress(done, count)
-
-    return answer(question, batch=batch, workers=workers, total=total, journal=journal, watch=watch)
+            progress(len(found), len(question))
+    return collect(question, found)
 
 
 def ask(
@@ -95,34 +93,19 @@ def ask(
     return Question(frozen, ball.at(inputs.double()), label, prediction, places, settings)
 
 
-def answer(
-    question: Question,
-    *,
-    batch: int,
-    workers: int,
-    total: float,
-    journal: str | os.PathLike[str] | None,
-    watch: Watch,
-) -> Verdicts:
-    """Decide all samples; `watch` sees how many are done, and each decision."""
-    found: dict[int, Decision] = {}
-
-    def take(position: int, decision: Decision) -> None:
-        found[position] = decision
-        watch(len(found), decision)
-
+def decisions(
+    question: Question, *, batch: int, workers: int, total: float, journal: str | os.PathLike[str] | None = None
+) -> Answers:
+    """Decide all samples, in any order: pairs of position and decision, first those that the journal holds."""
     if journal is None:
-        for pair in answers(question, torch.arange(len(question)), batch=batch, workers=workers, seconds=total):
-            take(*pair)
-    else:
-        with Journal(Path(journal), question) as book:
-            for pair in book.known.items():
-                take(*pair)
-            left = torch.tensor([k for k in range(len(question)) if k not in found], dtype=torch.long)
-            for pair in answers(question, left, batch=batch, workers=workers, seconds=total):
-                book.append(*pair)
-                take(*pair)
-    return collect(question, found)
+        yield from answers(question, torch.arange(len(question)), batch=batch, workers=workers, seconds=total)
+        return
+    with Journal(Path(journal), question) as book:
+        yield from book.known.items()
+        left = torch.tensor([k for k in range(len(question)) if k not in book.known], dtype=torch.long)
+        for position, decision in answers(question, left, batch=batch, workers=workers, seconds=total):
+            book.append(position, decision)
+            yield position, decision
 
 
 def collect(question: Question, found: dict[int, Decision]) -> Verdicts:
