@@ -16,7 +16,8 @@ from polycert.geometry import power_norm
 from polycert.rules import Interval
 from polycert.sets import Region
 
-# Powers that are no whole numbers cannot be checked in fractions: float64 with this much room must do.
+# Whole powers are checked in fractions; others, and huge ones, in float64 with this much room.
+LARGEST_POWER = 64
 ROOM = 1e-9
 
 
@@ -77,7 +78,7 @@ class Replay:
         if not math.isinf(self.region.norm):
             delta = (points - x).flatten(1)
             size = power_norm(delta.abs(), self.region.norm)
-            shrink = (self.region.eps / size.clamp(min=1e-300)).clamp(max=1) * (1 - 1e-12)
+            shrink = (self.region.eps / size.clamp(min=1e-300)).clamp(max=1) * (1 - 2 * ROOM)
             points = x + (delta * shrink[:, None]).reshape(points.shape)
             points = torch.maximum(torch.minimum(points, self.box.upper), self.box.lower)
         # Towards x stays inside, as the set is convex and every coordinate's room is.
@@ -98,7 +99,7 @@ class Replay:
             abs(Fraction(a) - Fraction(b)) for a, b in zip(flat.tolist(), region.x.flatten().tolist(), strict=True)
         ]
         eps = Fraction(float(region.eps))
-        if float(region.norm).is_integer() and region.norm <= 64:
+        if float(region.norm).is_integer() and region.norm <= LARGEST_POWER:
             return sum(d ** int(region.norm) for d in deltas) <= eps ** int(region.norm)
         sizes = torch.tensor([float(d) for d in deltas], dtype=torch.float64)
         return float(power_norm(sizes, region.norm)) * (1 + ROOM) <= float(eps)
