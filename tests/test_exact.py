@@ -17,9 +17,11 @@ from torch import Tensor, nn
 import polycert as pc
 from cases import CASES, Case, ball, ready
 from polycert.exact import Specification, decide
+from polycert.exact.budget import Budget
 from polycert.exact.dual import multipliers, proved_bound
 from polycert.exact.frozen import Frozen
 from polycert.exact.hidden import KINDS, relax, tighter
+from polycert.exact.milp import SOLVERS, solve
 from polycert.exact.nodes import Nodes
 from polycert.exact.reduction import Reduced, piecewise_linear, reduce
 from polycert.exact.slopes import ascend, look
@@ -345,6 +347,31 @@ def test_gaps_add_up_to_what_a_bound_misses(hidden: tuple[int, ...]) -> None:
     true = (problem.values(found.inputs)[1] * found.nodes.weight).sum(1)
     assert bool((found.gaps >= -1e-9).all())
     assert found.gaps.sum(1) == pytest.approx((true - found.nodes.bound).numpy(), abs=1e-9)
+
+
+# --- the mixed-integer program -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["highs", "scip"])
+@pytest.mark.parametrize("norm", [1, 2, math.inf])
+def test_the_mixed_integer_program_decides_alone(solver: str, norm: float) -> None:
+    """The last stage on the whole problem, against the search before it."""
+    if solver == "scip":
+        pytest.importorskip("pyscipopt")
+    met = set()
+    for seed in range(6):
+        module, x = network(seed, (5, 3), 3, 3, F64), sample(seed, 3)
+        net = pc.capture(module, (3,))
+        for eps in (0.1, 0.3, 0.6):
+            region = pc.Ball(norm, eps, *BOX).at(x)
+            problem, spec = problem_of(net, x, pc.Ball(norm, eps, *BOX))
+            replay = Replay(Frozen.of(net), region, spec)
+            clauses = torch.arange(spec.clauses)
+            found = solve(problem, clauses, replay, Budget(60), SOLVERS[solver])
+            expected = decide(net, region, spec, timeout=60)
+            assert found.status == expected.status
+            met.add(found.status)
+    assert met == {"robust", "falsified"}
 
 
 # --- counterexamples -----------------------------------------------------------------------------------------------

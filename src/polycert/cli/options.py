@@ -157,6 +157,7 @@ class VerifyOptions(Radius, Task):
 
     timeout: Annotated[str, about_question(metavar="SECONDS", help="For each sample's search.")] = "60"
     total: Annotated[str, about_question(metavar="SECONDS", help="For all samples together.")] = "inf"
+    solver: Annotated[str, about_question(metavar="NAME", help="Of the last stage: highs or scip.")] = "highs"
     workers: Annotated[int | None, running(min=1, help="Processes of one thread each (default: one a core).")] = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from polycert.cli.samples import Job, plan, prepare
 from polycert.cli.slices import Advance, in_slices, progress_bar
 from polycert.cli.summary import Ended, about_set, clean_error, finish
 from polycert.envelope import classes_of
+from polycert.exact.milp import get_solver
 from polycert.exact.outcome import FALSIFIED, ROBUST, UNKNOWN, Decision
 from polycert.exact.question import Question, Settings
 from polycert.exact.verdicts import Verdicts
@@ -41,9 +43,10 @@ def verify_command(options: VerifyOptions) -> None:
         timeout, total = parsing.number(options.timeout, "--timeout"), parsing.number(options.total, "--total")
         if not timeout > 0 or not total > 0:
             raise BadUsage(f"--timeout and --total must be above 0, got {options.timeout} and {options.total}")
-    settings = Settings(timeout=timeout, seed=options.seed)
+        get_solver(options.solver)
+    settings = Settings(timeout=timeout, solver=options.solver, seed=options.seed)
     if asked.memory is not None:
-        settings = Settings(timeout=timeout, seed=options.seed, memory=asked.memory)
+        settings = replace(settings, memory=asked.memory)
     clock = time.perf_counter()
     with progress_bar(quiet=options.quiet) as bar:
         job = prepare(options, ball, asked)

@@ -8,7 +8,6 @@ the steps of the ascent, because the worst input jumps between corners.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from polycert.exact.budget import Budget
 from polycert.exact.dual import OFF, ON, Multipliers, multipliers, proved_bound
 from polycert.exact.leaves import solve_leaf
 from polycert.exact.nodes import Nodes
-from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN
+from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Result
 from polycert.exact.reduction import Reduced
 from polycert.exact.slopes import Ascent, ascend
 from polycert.exact.specification import worst_clause
@@ -30,15 +29,6 @@ BATCH = 64
 CANDIDATE = 1e-4
 
 
-class Result(NamedTuple):
-    """How a search ended."""
-
-    status: str
-    stage: str
-    witness: Witness | None = None
-    proof: str | None = None
-
-
 @dataclass(eq=False)
 class Search:
     """One reduced problem being searched: the open nodes, and what was found on the way."""
@@ -46,25 +36,26 @@ class Search:
     problem: Reduced
     replay: Replay
     budget: Budget
-    dtype: torch.dtype = torch.float32
+    seconds: float  # of the budget, for this search
+    witness: Witness | None = None
+    doubtful: Witness | None = None  # fails in float64, not in the network's own type
+    proof: str = RIGOROUS
+    stuck: bool = False  # at a leaf that is too close to call
 
     def __post_init__(self) -> None:
-        self.fast = self.problem.to(self.dtype)
-        self.doubtful: Witness | None = None  # fails in float64, not in the network's own type
-        self.proof = RIGOROUS
-        self.stuck = False
+        self.fast = self.problem.to(torch.float32)
+        self.open_clauses = torch.arange(len(self.problem.members))
 
     def run(self) -> Result:
-        """Optimise slopes at the root, then branch until nothing is open or the budget is spent."""
+        """Optimise slopes at the root, then branch until nothing is open or the time is up."""
         opening = self.bound(Nodes.roots(self.fast), 1)
         open_ = self.bound(opening.nodes, ROOT_STEPS) if len(opening.nodes) else opening
         if self.witness is not None or not len(open_.nodes):
             return self._result("slopes", done=True)
-        while len(open_.nodes) and self.witness is None and not self.budget.over:
+        while len(open_.nodes) and self.witness is None and self.budget.spent < self.seconds:
             open_ = self._branch(open_)
+        self.open_clauses = open_.nodes.clause.unique()
         return self._result("branch", done=not len(open_.nodes))
-
-    witness: Witness | None = None
 
     def _result(self, stage: str, *, done: bool) -> Result:
         found = self.witness or (self.doubtful if self.stuck or not done else None)

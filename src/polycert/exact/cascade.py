@@ -12,11 +12,10 @@ from torch import Tensor
 
 from polycert.attacks import margin_of, strike
 from polycert.envelope import margin_rows
-from polycert.exact.branch import Result
 from polycert.exact.budget import Budget
 from polycert.exact.decide import settle
 from polycert.exact.hidden import Intervals, relax, tighter
-from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, Decision
+from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, Decision, Result
 from polycert.exact.question import Question
 from polycert.exact.specification import Specification
 from polycert.exact.witness import Replay
@@ -172,5 +171,5 @@ def _search(batch: Batch, k: int) -> Decision:
     replay, spec = batch.replay(k)
     here = {index: Interval(v.lower[k : k + 1], v.upper[k : k + 1]) for index, v in batch.intervals.items()}
     budget = Budget(asked.timeout, asked.memory)
-    found = settle(replay, here, spec.keep(batch.margins[k] <= 0), budget)
+    found = settle(replay, here, spec.keep(batch.margins[k] <= 0), budget, asked.solver)
     return replace(found, evaluations=found.evaluations + batch.evaluations, seconds=found.seconds + batch.seconds)

@@ -6,17 +6,20 @@ import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.exact.branch import Result, Search
+from polycert.exact.branch import Search
 from polycert.exact.budget import Budget
 from polycert.exact.frozen import Frozen
 from polycert.exact.hidden import KINDS, Intervals, relax, tighter
-from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, Decision
+from polycert.exact.milp import get_solver, solve
+from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, Decision, Result
 from polycert.exact.reduction import piecewise_linear, reduce
 from polycert.exact.specification import Specification
 from polycert.exact.witness import Replay
 from polycert.forms import Dense
 from polycert.graph import Network
 from polycert.sets import Region
+
+BRANCHING = 0.75  # share of the time; the rest is for a mixed-integer program
 
 
 def decide(
@@ -26,6 +29,7 @@ def decide(
     *,
     timeout: float,
     memory: int = 2**30,
+    solver: str = "highs",
 ) -> Decision:
     """Decide whether every point of a set keeps a linear specification of the output.
 
@@ -37,6 +41,7 @@ def decide(
             from unsafe sets, `Specification.margins` from a label.
         timeout: seconds.
         memory: bytes that open nodes of the search may take.
+        solver: of the mixed-integer program at the end: `highs` or `scip`.
 
     Returns:
         A decision: `robust` means that the specification holds at every point (a proof), `falsified` that the witness
@@ -50,6 +55,7 @@ def decide(
         True
     """
     frozen, budget = Frozen.of(net), Budget(timeout, memory)
+    get_solver(solver)
     if len(region.x) != 1:
         raise PolycertError(f"decide takes the set around one sample, got {len(region.x)}: call it for each")
     if tuple(spec.rows.shape[1:]) != frozen.output_shape:
@@ -65,16 +71,22 @@ def decide(
     intervals, settled = _relaxed(frozen, region, spec, budget)
     if bool(settled.all()):
         return close(Result(ROBUST, "bounds", proof=RIGOROUS), budget)
-    return settle(replay, intervals, spec.keep(~settled), budget)
+    return settle(replay, intervals, spec.keep(~settled), budget, solver)
 
 
-def settle(replay: Replay, intervals: Intervals, spec: Specification, budget: Budget) -> Decision:
+def settle(
+    replay: Replay, intervals: Intervals, spec: Specification, budget: Budget, solver: str = "highs"
+) -> Decision:
     """Search where bounds are not enough: `spec` holds the open clauses, `intervals` bound the hidden units."""
     if not piecewise_linear(replay.net.double):
         return close(Result(UNKNOWN, "bounds"), budget)
     with torch.no_grad():
         problem = reduce(replay.net.double, replay.region, intervals, spec)
-        return close(Search(problem, replay, budget).run(), budget)
+        search = Search(problem, replay, budget, BRANCHING * budget.seconds)
+        result = search.run()
+        if result.status == UNKNOWN and not budget.over:
+            result = solve(problem, search.open_clauses, replay, budget, get_solver(solver))
+        return close(result, budget)
 
 
 def close(result: Result, budget: Budget) -> Decision:

@@ -86,14 +86,14 @@ def _solve(problem: Reduced, upper: np.ndarray, limit: np.ndarray) -> tuple[np.n
         if found.status != 0 or found.x is None:
             return None
         point, level = found.x[:-1], float(found.x[-1])
-        cut = _tangent(problem, torch.from_numpy(point))
+        cut = tangent(problem, torch.from_numpy(point))
         if cut is None:
             break
         matrix, right = np.vstack([matrix, np.r_[cut[0], 0.0]]), np.append(right, cut[1])
     return point, level, -found.ineqlin.marginals[:count]
 
 
-def _tangent(problem: Reduced, x: Tensor) -> tuple[np.ndarray, float] | None:
+def tangent(problem: Reduced, x: Tensor) -> tuple[np.ndarray, float] | None:
     """A half-space that holds the ball and not x: `g . x <= b`; None if x is in the ball."""
     region = problem.region
     centre, norm, eps = region.x.flatten(), region.norm, float(region.eps)

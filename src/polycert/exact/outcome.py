@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from polycert.exact.witness import Witness
 
 ROBUST, FALSIFIED, UNKNOWN = "robust", "falsified", "unknown"
 RIGOROUS, SOLVER = "rigorous", "solver"  # what a proof rests on: all rounding covered, or a solver's tolerances
+
+
+class Result(NamedTuple):
+    """How a search ended."""
+
+    status: str
+    stage: str
+    witness: Witness | None = None
+    proof: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,13 @@ class Settings:
     Attributes:
         timeout: seconds for each sample's search.
         memory: bytes for open nodes of a search.
+        solver: of the mixed-integer program at the end: `highs` or `scip`.
         attack_steps, attack_restarts, seed: of the attack that goes before.
     """
 
     timeout: float = 60.0
     memory: int = 2**30
+    solver: str = "highs"
     attack_steps: int = 40
     attack_restarts: int = 3
     seed: int = 0

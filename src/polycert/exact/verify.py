@@ -14,6 +14,7 @@ from polycert.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.exact.frozen import Frozen
 from polycert.exact.journal import Journal
+from polycert.exact.milp import get_solver
 from polycert.exact.outcome import Decision
 from polycert.exact.question import Question, Settings
 from polycert.exact.verdicts import Verdict, Verdicts
@@ -37,6 +38,7 @@ def verify(
     workers: int = 1,
     batch_size: int | None = None,
     memory: int = 2**30,
+    solver: str = "highs",
     seed: int = 0,
     journal: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -55,6 +57,7 @@ def verify(
             `if __name__ == "__main__":`.
         batch_size: samples that go through the cheap stages together.
         memory: bytes that the open nodes of one search may take.
+        solver: of the mixed-integer program at the end: `highs`, or `scip` if pyscipopt is installed.
         seed: of the attack.
         journal: a file to which decisions are appended as they come. If it is there already, what it decides is taken
             from it; undecided samples are tried again.
@@ -67,7 +70,8 @@ def verify(
     """
     if not timeout > 0 or not total > 0:
         raise PolycertError(f"timeout and total must be seconds above 0, got {timeout} and {total}")
-    question = ask(net, x, y, ball, Settings(timeout=timeout, memory=memory, seed=seed))
+    get_solver(solver)
+    question = ask(net, x, y, ball, Settings(timeout=timeout, memory=memory, solver=solver, seed=seed))
     batch = batch_size or batch_size_for(question.net.own)
     found: dict[int, Decision] = {}
     for position, decision in decisions(question, batch=batch, workers=workers, total=total, journal=journal):
