@@ -157,7 +157,7 @@ CASES = [
 
 CONVOLUTIONS = [case for case in CASES if case.name.startswith(("conv", "block", "avg", "adaptive", "batch-norm-2d"))]
 
-METHODS = ["ibp", "forward", "crown", "crown-ibp"]
+METHODS = ["ibp", "forward", "crown", "crown-ibp", "alpha-crown"]
 RELAXATIONS = ["parallel", "adaptive", "best"]
 NORMS = [1, 1.5, 2, 3, math.inf]
 EPS = {1: 0.6, 1.5: 0.4, 2: 0.3, 3: 0.2, math.inf: 0.08}
@@ -169,7 +169,7 @@ PAIRS = [
     (method, relaxation)
     for method in METHODS
     for relaxation in RELAXATIONS
-    if relaxation == "parallel" or method.startswith("crown")
+    if relaxation == "parallel" or "crown" in method
 ]
 
 
