@@ -164,7 +164,7 @@ EPS = {1: 0.6, 1.5: 0.4, 2: 0.3, 3: 0.2, math.inf: 0.08}
 BOXES = [(None, None), (0.0, 1.0)]
 DTYPES = [torch.float32, torch.float64]
 
-# What makes sense together: ibp has no slopes to choose, forward needs one slope.
+# What makes sense together: ibp has no slopes to choose, forward needs one slope; alpha-crown starts from any.
 PAIRS = [
     (method, relaxation)
     for method in METHODS

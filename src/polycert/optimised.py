@@ -77,6 +77,8 @@ def _optimise(run: SlopedPass, form: Dense, side: int) -> dict[int, Slopes]:
     fixed = {k: Interval(v.lower.detach(), v.upper.detach()) for k, v in run.intervals.items()}
     trial = SlopedPass(run.graph, run.region, run.relaxation, run.hidden, None, fixed)
     reach = {k: _reach(run, k) for k in run.slopes}
+    if not any(bool((part > 0).any()) for pair in reach.values() for part in pair):
+        return run.slopes
     ways = {k: [torch.zeros_like(part).requires_grad_() for part in pair] for k, pair in run.slopes.items()}
     mover = torch.optim.Adam([way for pair in ways.values() for way in pair], lr=RATE)
     fading = torch.optim.lr_scheduler.ExponentialLR(mover, FADE)
@@ -120,7 +122,7 @@ def _reach(run: SlopedPass, index: int) -> Slopes:
     if pieces is None:
         chord = node.op.chord(*given)
         low, high = node.op.adaptive(*given)
-        both = (low - chord).abs() + (high - chord).abs()
+        both = 2 * ((low - chord).abs() + (high - chord).abs())
         return Slopes(both, both)
     bent = (lines.upper_offset > lines.lower_offset).to(given.lower)
     changes = [change for _, change in pieces.bends]
