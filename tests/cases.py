@@ -157,19 +157,19 @@ CASES = [
 
 CONVOLUTIONS = [case for case in CASES if case.name.startswith(("conv", "block", "avg", "adaptive", "batch-norm-2d"))]
 
-METHODS = ["ibp", "forward", "crown", "crown-ibp"]
+METHODS = ["ibp", "forward", "crown", "crown-ibp", "alpha-crown"]
 RELAXATIONS = ["parallel", "adaptive", "best"]
 NORMS = [1, 1.5, 2, 3, math.inf]
 EPS = {1: 0.6, 1.5: 0.4, 2: 0.3, 3: 0.2, math.inf: 0.08}
 BOXES = [(None, None), (0.0, 1.0)]
 DTYPES = [torch.float32, torch.float64]
 
-# What makes sense together: ibp has no slopes to choose, forward needs one slope.
+# What makes sense together: ibp has no slopes to choose, forward needs one slope; alpha-crown starts from any.
 PAIRS = [
     (method, relaxation)
     for method in METHODS
     for relaxation in RELAXATIONS
-    if relaxation == "parallel" or method.startswith("crown")
+    if relaxation == "parallel" or "crown" in method
 ]
 
 

@@ -1,4 +1,4 @@
-"""Shared fixtures: where other people's checkpoints are, and one thread for repeatable timing."""
+"""Shared fixtures: where other people's checkpoints are, one thread for repeatable timing, short ascents."""
 
 import os
 from collections.abc import Iterator
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from polycert import optimised
 
 
 def find_shared() -> Path | None:
@@ -32,3 +34,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slopes are sound after any number of steps: the laws of `alpha-crown` need only a few."""
+    monkeypatch.setattr(optimised, "STEPS", 2)

@@ -1,10 +1,11 @@
 """polycert: certified radii of neural networks in any l_p ball inside a box."""
 
-from polycert import data, losses
+from polycert import data, exact, losses
 from polycert.attacks import Attack, attack
 from polycert.certify import Bounds, bounds, certify, envelope
 from polycert.envelope import Envelope
 from polycert.errors import PolycertError
+from polycert.exact import Verdicts, verify
 from polycert.graph import Graph, Network, capture
 from polycert.loading import load, save
 from polycert.radius import Radii, largest_radius
@@ -23,6 +24,7 @@ __all__ = [
     "Network",
     "PolycertError",
     "Radii",
+    "Verdicts",
     "__version__",
     "attack",
     "bounds",
@@ -30,8 +32,10 @@ __all__ = [
     "certify",
     "data",
     "envelope",
+    "exact",
     "largest_radius",
     "load",
     "losses",
     "save",
+    "verify",
 ]

@@ -46,6 +46,7 @@ class Pulled(NamedTuple):
     middle: Tensor | float
     spread: Tensor | float
     slack: Tensor | float
+    passed: dict[int, Form]  # the rows over each activation on the way, if they were to be kept
 
 
 @dataclass(eq=False)
@@ -186,14 +187,15 @@ class Sums:
             self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, lines, form))
 
 
-def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True) -> Pulled:
+def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, keep: bool = False) -> Pulled:
     """Pull rows over node `start` back to the input, or (`through=False`) to the nearest activations.
 
     `side` says which bound is wanted where the two lines of an activation differ. With one slope both sides have the
-    same coefficients, and `middle -+ spread` serves both.
+    same coefficients, and `middle -+ spread` serves both. `keep`: remember the rows over each activation on the way.
     """
     waiting: dict[int, Form] = {start: form}
     forms: dict[int, Form] = {}
+    passed: dict[int, Form] = {}
     sums = Sums(run)
 
     def send(source: int, pulled: Form) -> None:
@@ -210,6 +212,8 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True) 
             forms[index] = here
         elif isinstance(node.op, Activation):
             sums.activation(here, index)
+            if keep:
+                passed[index] = here
             sums.underflow(node.inputs[0], 1)
             send(node.inputs[0], _scaled(here, run.lines(index), side))
         else:
@@ -218,7 +222,7 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True) 
             for source, pulled in zip(node.inputs, node.op.pull(here), strict=True):
                 sums.underflow(source, node.op.backward_terms)
                 send(source, pulled)
-    return Pulled(forms, sums.middle, sums.spread, sums.slack)
+    return Pulled(forms, sums.middle, sums.spread, sums.slack, passed)
 
 
 def _scaled(form: Form, lines: Lines, side: int) -> Form:

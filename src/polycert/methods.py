@@ -8,6 +8,7 @@ A method is a pair: where the bounds of the hidden layers come from, and how the
 | `forward`   | linear forms pushed forward      | the same (Appendix A-C, "IBP-inspired") |
 | `crown`     | pulled back to the input, each   | pulled back (Appendix A-B) |
 | `crown-ibp` | intervals, layer by layer        | pulled back |
+| `alpha-crown` | as `crown`                     | pulled back, each row with slopes optimised for it |
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from polycert.forms import Dense, Form
 from polycert.forward import ForwardPass, final_by_forward, hidden_by_forward
 from polycert.graph import Graph
 from polycert.memory import keep_freed_blocks
+from polycert.optimised import final_by_slopes
 from polycert.relaxations import RELAXATIONS, Relaxation, parallel
 from polycert.rounding import Rounding
 from polycert.rules import Interval
@@ -71,6 +73,7 @@ METHODS: dict[str, Method] = {
     "forward": Method(hidden_by_forward, final_by_forward, run=ForwardPass),
     "crown": Method(hidden_by_backward, final_by_backward),
     "crown-ibp": Method(hidden_by_interval, final_by_backward),
+    "alpha-crown": Method(hidden_by_backward, final_by_slopes),
 }
 
 

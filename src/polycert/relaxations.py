@@ -26,7 +26,13 @@ def parallel(activation: Activation, given: Interval, rounding: Rounding | None 
 
 def adaptive(activation: Activation, given: Interval, rounding: Rounding | None = None) -> Lines:
     """CROWN's slopes; for S-shaped functions found by a search that carries no gradient."""
-    low_slope, high_slope = activation.adaptive(given.lower, given.upper)
+    return lines_of(activation, *activation.adaptive(given.lower, given.upper), given, rounding)
+
+
+def lines_of(
+    activation: Activation, low_slope: Tensor, high_slope: Tensor, given: Interval, rounding: Rounding | None
+) -> Lines:
+    """Two lines with any slopes: the offsets make them sound."""
     low = activation.extent(low_slope, given.lower, given.upper).lower
     high = activation.extent(high_slope, given.lower, given.upper).upper
     steepest = torch.maximum(low_slope.abs(), high_slope.abs())

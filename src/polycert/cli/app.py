@@ -63,6 +63,18 @@ def _tune(given: options.TuneOptions) -> None:
     tune_command(given)
 
 
+def _verify(given: options.VerifyOptions) -> None:
+    from polycert.cli.settle import verify_command
+
+    verify_command(given)
+
+
+def _attack(given: options.AttackOptions) -> None:
+    from polycert.cli.settle import attack_command
+
+    attack_command(given)
+
+
 def _data(given: options.DataOptions) -> None:
     from polycert import data
 
@@ -120,6 +132,23 @@ options.add_command(
     _tune,
     "Try values of a recipe's keys on the validation split, never on the test set; what is finished is not repeated.",
     "polycert tune mnist-fc1-linf-c-per --log gamma=0.1:10:5 --linear alpha=0.1:0.2:3 --epochs 5 --run-dir runs/tune",
+)
+options.add_command(
+    app,
+    "verify",
+    options.VerifyOptions,
+    _verify,
+    "Decide, for each sample, whether its whole ball keeps the label: a proof or a counterexample.",
+    "polycert verify net.safetensors --dataset mnist --eps 0.1 --timeout 60 --out o.csv",
+    "The same command again takes up what was interrupted.",
+)
+options.add_command(
+    app,
+    "attack",
+    options.AttackOptions,
+    _attack,
+    "Search the ball around each sample for a point of another class.",
+    "polycert attack net.safetensors --dataset mnist --eps 0.1 --limit 100",
 )
 options.add_command(
     app,

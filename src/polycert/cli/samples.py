@@ -17,7 +17,7 @@ from torch import Tensor
 from polycert import data
 from polycert.cli import parsing
 from polycert.cli.guard import BadUsage
-from polycert.cli.options import Proof
+from polycert.cli.options import Task
 from polycert.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network, capture
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     threads: int
 
 
-def plan(options: Proof) -> Plan:
+def plan(options: Task) -> Plan:
     """Check the options, and set threads and seed."""
     if (options.dataset is None) == (options.inputs is None):
         raise BadUsage("give either --dataset NAME or --inputs FILE")
@@ -78,7 +78,7 @@ def plan(options: Proof) -> Plan:
     )
 
 
-def prepare(options: Proof, ball: Ball, plan: Plan) -> Job:
+def prepare(options: Task, ball: Ball, plan: Plan) -> Job:
     """Load everything and check all samples, so that nothing is refused halfway."""
     network = _network(options, plan.device)
     x, y, source = _read(options)
@@ -107,14 +107,14 @@ def device(name: str) -> torch.device:
     return found
 
 
-def _network(options: Proof, device: torch.device) -> Network:
+def _network(options: Task, device: torch.device) -> Network:
     if ":" in options.model and not Path(options.model).exists():
         sys.path.append(os.getcwd())  # a factory beside the user is found, and shadows nothing
     found = load_module(options.model, options.weights)
     return capture(found.module.to(device), found.input_shape)
 
 
-def _read(options: Proof) -> tuple[Tensor, Tensor | None, str]:
+def _read(options: Task) -> tuple[Tensor, Tensor | None, str]:
     if options.dataset is not None:
         found = data.load(options.dataset, "test", options.data_dir)
         return found.x, found.y, f"{found.name} ({found.split})"

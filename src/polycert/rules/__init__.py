@@ -1,7 +1,7 @@
 """One rule per op: the only place that knows what an op does."""
 
 from polycert.rules import activation, affine, convolution, pooling, shape
-from polycert.rules.base import RULES, Activation, Affine, Call, Interval, Linear, Lines, Op, Value
+from polycert.rules.base import RULES, Activation, Affine, Call, Interval, Linear, Lines, Op, Pieces, Value
 
 __all__ = [
     "RULES",
@@ -12,6 +12,7 @@ __all__ = [
     "Linear",
     "Lines",
     "Op",
+    "Pieces",
     "Value",
     "activation",
     "affine",
