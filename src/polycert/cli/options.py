@@ -26,7 +26,7 @@ class Samples:
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A .safetensors file of polycert, an .npz with its index.json, or package.module:function.",
+            help="An .onnx, polycert's .safetensors, an .npz with its index.json, or package.module:function.",
             show_default=False,
         ),
     ]

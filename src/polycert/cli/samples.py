@@ -20,9 +20,9 @@ from polycert.cli.guard import BadUsage
 from polycert.cli.options import Proof
 from polycert.envelope import classes_of
 from polycert.errors import PolycertError
-from polycert.graph import Network, capture
+from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels
-from polycert.loading import load_module
+from polycert.loading import load
 from polycert.memory import batch_size_for
 from polycert.sets import Ball
 
@@ -104,8 +104,7 @@ def _device(name: str) -> torch.device:
 def _network(options: Proof, device: torch.device) -> Network:
     if ":" in options.model and not Path(options.model).exists():
         sys.path.append(os.getcwd())  # a factory beside the user is found, and shadows nothing
-    found = load_module(options.model, options.weights)
-    return capture(found.module.to(device), found.input_shape)
+    return load(options.model, options.weights, device=device)
 
 
 def _read(options: Proof) -> tuple[Tensor, Tensor | None, str]:

@@ -65,6 +65,13 @@ class MatMul(Affine):
 
 
 @dataclass(frozen=True, eq=False)
+class Mean(MatMul):
+    """A mean over the last axis: its weights 1 / n are rounded numbers."""
+
+    stored_weights: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class Elementwise(Affine):
     """`factor x + shift` with constants: scale, shift, normalisation, batch norm in evaluation."""
 

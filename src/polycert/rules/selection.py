@@ -1,0 +1,124 @@
+"""Ops that pick entries: slices, zero padding, broadcasting, gathering; and the concatenation of nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polycert.forms import Dense, Form, Shape
+from polycert.rounding import Rounding
+from polycert.rules.base import Interval, Linear
+from polycert.rules.shape import Exact
+
+NOTHING = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Pick(Exact):
+    """Entry k of the output is entry `index[k]` of the input, or 0 where the index is `NOTHING`."""
+
+    index: Tensor  # [out entries], positions among the input's entries in memory order
+    in_shape: Shape
+    out_shape: Shape
+
+    @staticmethod
+    def of(places: Tensor, in_shape: Shape) -> Pick:
+        """From a tensor of places in the shape of the output."""
+        return Pick(places.reshape(-1), in_shape, tuple(places.shape))
+
+    @cached_property
+    def terms(self) -> tuple[int, int]:
+        """Exact, but where an entry is picked twice its adjoint adds."""
+        used = self.index[self.index != NOTHING]
+        most = int(torch.bincount(used, minlength=1).max()) if len(used) else 0
+        return (0, most if most > 1 else 0)
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        """The index with one more slot for nothing."""
+        return torch.where(self.index == NOTHING, math.prod(self.in_shape), self.index)
+
+    def push(self, *columns: Tensor) -> Tensor:
+        """Look every entry up."""
+        flat = F.pad(columns[0].flatten(1), (0, 1))
+        return flat[:, self._slots].reshape(-1, *self.out_shape)
+
+    def adjoint(self, rows: Tensor) -> Tensor:
+        """Every entry back to where it came from."""
+        flat = rows.reshape(rows.shape[0], -1)
+        size = math.prod(self.in_shape)
+        back = flat.new_zeros(len(flat), size + 1).index_add(1, self._slots, flat)
+        return back[:, :size].reshape(-1, *self.in_shape)
+
+
+def places_of(shape: Shape, like: Tensor) -> Tensor:
+    """Every entry's own place, to be sliced, padded or expanded as the entries are."""
+    return torch.arange(math.prod(shape), device=like.device).reshape(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Linear):
+    """Nodes side by side along an axis; `axis` counts from the first axis after the batch."""
+
+    in_shapes: tuple[Shape, ...]
+    axis: int
+
+    @property
+    def out_shape(self) -> Shape:  # type: ignore[override]
+        """Sizes along the axis add."""
+        first = self.in_shapes[0]
+        return (*first[: self.axis], sum(self._sizes), *first[self.axis + 1 :])
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [shape[self.axis] for shape in self.in_shapes]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """None."""
+        return None
+
+    @property
+    def forward_terms(self) -> int:
+        """Nothing is computed."""
+        return 0
+
+    @property
+    def backward_terms(self) -> int:
+        """Nothing is computed."""
+        return 0
+
+    def push(self, *columns: Tensor) -> Tensor:
+        """Side by side; what all samples share is repeated."""
+        batch = max(part.shape[0] for part in columns)
+        return torch.cat([part.expand(batch, *part.shape[1:]) for part in columns], self.axis + 1)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Side by side."""
+        return self.push(*inputs)
+
+    def widen(self, *radii: Tensor) -> Tensor:
+        """Side by side."""
+        return self.push(*radii)
+
+    def magnitude(self, *inputs: Tensor) -> Tensor:
+        """Side by side."""
+        return self.push(*inputs)
+
+    def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
+        """Side by side."""
+        return Interval(self.push(*(i.lower for i in inputs)), self.push(*(i.upper for i in inputs)))
+
+    def pull(self, form: Form) -> list[Form]:
+        """Each input's own part of the coefficients."""
+        return [Dense(part) for part in form.dense().coef.split(self._sizes, self.axis + 2)]
+
+    def pull_error(self, form: Form, magnitudes: Sequence[Tensor], rounding: Rounding) -> Tensor | None:
+        """Nothing is rounded."""
+        return None
