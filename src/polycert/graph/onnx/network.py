@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ class Imported(Network):
             self.graphs[wanted] = _graph(self.program, wanted, self.device)
         return self.graphs[wanted]
 
+    @cached_property
     def replay(self) -> Replay:
         """The file as onnxruntime computes it."""
         return Replay(self.program)
@@ -78,5 +80,5 @@ def read_onnx(path: Path, device: torch.device | str = "cpu") -> Imported:
     own = torch.float64 if np.dtype(np.float64) in kinds else torch.float32
     network = Imported(program, own, torch.device(device))
     network.bind()
-    check_against(network, network.replay())
+    check_against(network, network.replay)
     return network
