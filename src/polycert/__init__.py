@@ -6,6 +6,7 @@ from polycert.certify import Bounds, bounds, certify, envelope
 from polycert.envelope import Envelope
 from polycert.errors import PolycertError
 from polycert.graph import Graph, Network, capture
+from polycert.graph.onnx.export import export
 from polycert.loading import load, save
 from polycert.radius import Radii, largest_radius
 from polycert.records import Certificates
@@ -30,6 +31,7 @@ __all__ = [
     "certify",
     "data",
     "envelope",
+    "export",
     "largest_radius",
     "load",
     "losses",

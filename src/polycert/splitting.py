@@ -102,18 +102,14 @@ class Search:
         return True
 
     def bound(self, boxes: Boxes) -> Linear:
-        """Lower bounds of the rows, the better of all relaxations for each row."""
+        """Lower bounds of the rows."""
         region = boxes.region()
-        form = Dense(self.rows.coef.unsqueeze(0))
-        best: Linear | None = None
-        for run in passes(self.graph, region, "crown", self.relaxation, self.rounding):
-            bound = get_method("crown").final(run, form, LOWER)
-            value = region.extremes(bound.form, self.rounding)[0] + bound.offset + self.rows.constant
-            slope = bound.form.dense().coef.flatten(2)
-            found = Linear(slope.expand(len(boxes), -1, -1), bound.offset + self.rows.constant, self._down(value))
-            best = found if best is None else _better(best, found)
-        assert best is not None
-        return best
+        (run,) = passes(self.graph, region, "crown", self.relaxation, self.rounding)
+        bound = get_method("crown").final(run, Dense(self.rows.coef.unsqueeze(0)), LOWER)
+        offset = bound.offset + self.rows.constant
+        value = region.extremes(bound.form, self.rounding)[0] + offset
+        slope = bound.form.dense().coef.flatten(2)
+        return Linear(slope.expand(len(boxes), -1, -1), offset, self._down(value))
 
     def _down(self, value: Tensor) -> Tensor:
         """The sum with the constant is rounded too."""
@@ -151,16 +147,6 @@ class Search:
         shape = boxes.lower.shape
         cut = Boxes(lower.reshape(shape)[alive], upper.reshape(shape)[alive])
         return cut, Linear(*(part[alive] for part in found))
-
-
-def _better(first: Linear, second: Linear) -> Linear:
-    """Row by row, the larger lower bound."""
-    take = second.value > first.value
-    return Linear(
-        torch.where(take[..., None], second.slope, first.slope),
-        torch.where(take, second.offset, first.offset),
-        torch.where(take, second.value, first.value),
-    )
 
 
 def _halve(boxes: Boxes, found: Linear) -> Iterator[Boxes]:

@@ -51,6 +51,27 @@ def _radius(given: options.RadiusOptions) -> None:
     radius_command(given)
 
 
+def _verify(given: options.VerifyOptions) -> None:
+    import torch
+
+    from polycert.cli.properties import verify_property
+
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    verify_property(given.model, given.asked, timeout=given.timeout, seed=given.seed, out=given.out)
+
+
+def _export(given: options.ExportOptions) -> None:
+    from polycert.cli.samples import load_model
+    from polycert.graph.onnx.export import export
+
+    if given.target.suffix != ".onnx":
+        raise BadUsage(f"networks are exported as .onnx, not {given.target.name!r}")
+    export(load_model(given.model, given.weights), given.target)
+    if not given.quiet:
+        tell(f"written to {given.target}, checked with onnxruntime")
+
+
 def _data(given: options.DataOptions) -> None:
     from polycert import data
 
@@ -90,6 +111,22 @@ options.add_command(
     _radius,
     "Search, for each sample, for the largest ball that can be proved.",
     "polycert radius net.safetensors --dataset mnist --norm 2 --upper 1.2 --limit 50",
+)
+options.add_command(
+    app,
+    "verify",
+    options.VerifyOptions,
+    _verify,
+    "Decide a VNN-LIB property of an ONNX network: prints sat, unsat, unknown or timeout first.",
+    "polycert verify net.onnx property.vnnlib --timeout 60",
+)
+options.add_command(
+    app,
+    "export",
+    options.ExportOptions,
+    _export,
+    "Write a model as an ONNX file.",
+    "polycert export net.safetensors net.onnx",
 )
 options.add_command(
     app,

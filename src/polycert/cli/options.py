@@ -135,6 +135,36 @@ class RadiusOptions(Proof):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifyOptions(Voice):
+    """`polycert verify`."""
+
+    model: Annotated[str, typer.Argument(metavar="NET", help="An .onnx file.", show_default=False)]
+    asked: Annotated[
+        Path,
+        typer.Argument(metavar="PROPERTY", help="A .vnnlib file.", show_default=False),
+    ]
+    timeout: Annotated[float, running(help="Seconds for the answer.")] = 60.0
+    out: Annotated[Path | None, running(metavar="FILE", help="Write the answer to a file as well.")] = None
+    seed: Annotated[int, running(help="Seed of the search for counterexamples.")] = 0
+    threads: Annotated[int | None, running(min=1, help="Threads of torch.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(Voice):
+    """`polycert export`."""
+
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A model, as for certify.", show_default=False),
+    ]
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="The .onnx file to write.", show_default=False)]
+    weights: Annotated[
+        Path | None,
+        running(metavar="FILE", help="For package.module:function: .safetensors, .npz or .pt."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataOptions(Voice):
     """`polycert data`."""
 

@@ -75,7 +75,7 @@ def plan(options: Proof) -> Plan:
 
 def prepare(options: Proof, ball: Ball, plan: Plan) -> Job:
     """Load everything and check all samples, so that nothing is refused halfway."""
-    network = _network(options, plan.device)
+    network = load_model(options.model, options.weights, plan.device)
     x, y, source = _read(options)
     chosen = parsing.positions(options.indices, len(x))[: options.limit]
     index = torch.tensor(chosen)
@@ -101,10 +101,11 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _network(options: Proof, device: torch.device) -> Network:
-    if ":" in options.model and not Path(options.model).exists():
+def load_model(model: str, weights: Path | None, device: torch.device | str = "cpu") -> Network:
+    """A model as the command line names it."""
+    if ":" in model and not Path(model).exists():
         sys.path.append(os.getcwd())  # a factory beside the user is found, and shadows nothing
-    return load(options.model, options.weights, device=device)
+    return load(model, weights, device=device)
 
 
 def _read(options: Proof) -> tuple[Tensor, Tensor | None, str]:

@@ -90,12 +90,15 @@ class Job:
         if proof.computed:
             log.warning("weights are computed in the file, with rounding: nothing can be proved, only refuted")
             return self.give_up(box, list(box.clauses))
-        with torch.no_grad(), plain_products(proof.device):
-            open_clauses = _unbounded(proof, box)
-        if not open_clauses:
-            return UNSAT, None
-        if self.over:
-            return TIMEOUT, None
+        open_clauses = list(box.clauses)
+        for relaxation in ("parallel", "adaptive"):  # the cheaper one first
+            with torch.no_grad(), plain_products(proof.device):
+                excluded = _excluded(proof, box, open_clauses, relaxation)
+            open_clauses = [clause for clause in open_clauses if clause not in excluded]
+            if not open_clauses:
+                return UNSAT, None
+            if self.over:
+                return TIMEOUT, None
         witness = self.attack(box, open_clauses, tries=16, steps=100)
         if witness is not None:
             return SAT, witness
@@ -169,15 +172,13 @@ class Look:
         return self.witness is not None
 
 
-def _unbounded(proof: Graph, box: Box) -> list[Clause]:
-    """The clauses that bounds alone do not exclude; all rows in one pass."""
-    whole = Clause(
-        *(np.concatenate([getattr(c, part) for c in box.clauses]) for part in ("rows", "constants", "strict"))
-    )
-    search = _search(proof, box, whole, "best")
+def _excluded(proof: Graph, box: Box, clauses: list[Clause], relaxation: str) -> list[Clause]:
+    """The clauses that the bounds of one relaxation exclude; all rows in one pass."""
+    columns = zip(*((c.rows, c.constants, c.strict) for c in clauses), strict=True)
+    search = _search(proof, box, Clause(*(np.concatenate(part) for part in columns)), relaxation)
     positive = search.bound(search.waiting[0]).value[0] > 0
-    parts = positive.split([len(clause.rows) for clause in box.clauses])
-    return [clause for clause, part in zip(box.clauses, parts, strict=True) if not bool(part.any())]
+    parts = positive.split([len(clause.rows) for clause in clauses])
+    return [clause for clause, part in zip(clauses, parts, strict=True) if bool(part.any())]
 
 
 def _search(proof: Graph, box: Box, clause: Clause, relaxation: str = "adaptive") -> Search:
