@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from polycert.forms import Shape
 from polycert.rules.activation import LeakyRelu
 from polycert.rules.affine import Add
+from polycert.rules.convolution import Conv2d
 from polycert.rules.recipe import Recipe
-from polycert.rules.selection import Concat, Pick, places_of
+from polycert.rules.selection import Pick, places_of
 
 Pair = tuple[int, int]
 
@@ -24,19 +26,12 @@ def larger(recipe: Recipe, first: int, second: int) -> int:
     return recipe.add(Add(shape, (1, 1)), second, rise)
 
 
-def largest_along_first(recipe: Recipe, node: int, like: Tensor) -> int:
-    """The maximum over the first axis, in rounds of pairs; the axis stays with size 1."""
-    while (count := recipe.shapes[node][0]) > 1:
-        half, shape = count // 2, recipe.shapes[node]
-        places = places_of(shape, like)
-        first = recipe.add(Pick.of(places[:half], shape), node)
-        second = recipe.add(Pick.of(places[half : 2 * half], shape), node)
-        best = larger(recipe, first, second)
-        if count % 2:
-            last = recipe.add(Pick.of(places[2 * half :], shape), node)
-            best = recipe.add(Concat((recipe.shapes[best], recipe.shapes[last]), 0), best, last)
-        node = best
-    return node
+def largest(recipe: Recipe, nodes: list[int]) -> int:
+    """The largest of several nodes of one shape, in rounds of pairs."""
+    while len(nodes) > 1:
+        pairs = [larger(recipe, first, second) for first, second in zip(nodes[::2], nodes[1::2], strict=False)]
+        nodes = pairs + nodes[len(nodes) // 2 * 2 :]
+    return nodes[0]
 
 
 class Windows(NamedTuple):
@@ -49,17 +44,41 @@ class Windows(NamedTuple):
     size: Pair
 
 
+class Slide(Conv2d):
+    """One pixel of every window: a convolution with a single 1, which rounds nothing and keeps windows."""
+
+    @property
+    def terms(self) -> tuple[int, int]:
+        """Nothing is added."""
+        return (0, 0)
+
+
 def max_pool(in_shape: Shape, windows: Windows, like: Tensor) -> Recipe:
-    """The maximum over windows of an image `[C, H, W]`."""
-    rows, columns = (_looked_at(in_shape[k + 1], windows, k) for k in (0, 1))
-    places = places_of(in_shape, like)[:, rows][..., columns]  # [C, out h, kernel h, out w, kernel w]
-    stacked = places.permute(2, 4, 0, 1, 3).flatten(0, 1)
+    """The maximum over windows of an image `[C, H, W]`: of one image for each place in the window."""
     recipe = Recipe(in_shape)
-    entries = recipe.add(Pick.of(stacked.contiguous(), in_shape), 0)
-    best = largest_along_first(recipe, entries, like)
-    shape = recipe.shapes[best]
-    recipe.add(Pick.of(places_of(shape, like)[0], shape), best)
+    rows, columns = (_looked_at(in_shape[k + 1], windows, k) for k in (0, 1))
+    inside = windows.padding == (0, 0) and all(
+        (windows.size[k] - 1) * windows.stride[k] + windows.dilation[k] * (windows.kernel[k] - 1) < in_shape[k + 1]
+        for k in (0, 1)
+    )
+    candidates = []
+    for i, j in product(range(windows.kernel[0]), range(windows.kernel[1])):
+        if inside:
+            candidates.append(recipe.add(_slide(in_shape, windows, (i, j), like), 0))
+        else:
+            places = places_of(in_shape, like)[:, rows[:, i]][:, :, columns[:, j]]
+            candidates.append(recipe.add(Pick.of(places, in_shape), 0))
+    best = largest(recipe, candidates)
+    assert best == len(recipe.shapes) - 1
     return recipe
+
+
+def _slide(in_shape: Shape, windows: Windows, at: Pair, like: Tensor) -> Slide:
+    channels = in_shape[0]
+    weight = like.new_zeros(channels, 1, *windows.kernel)
+    weight[:, :, at[0], at[1]] = 1
+    out_shape = (channels, *windows.size)
+    return Slide(weight, None, in_shape, out_shape, windows.stride, (0, 0), windows.dilation, channels)
 
 
 def _looked_at(size: int, windows: Windows, axis: int) -> Tensor:

@@ -133,7 +133,7 @@ def _run(building: Building, call: Call, inputs: list[Known]) -> list[Known]:
 def _fold(building: Building, call: Call, inputs: list[Known]) -> np.ndarray:
     if call.op not in FOLDS:
         raise PolycertError(f"no rule for {call} of constants")
-    result = FOLDS[call.op](call, list(inputs), building.opset)
+    result = np.asarray(FOLDS[call.op](call, list(inputs), building.opset))
     checked_shape(result.shape, str(call))
     shortened = call.op == "Cast" and call.get("to") in FLOAT_TYPES and not np.array_equal(result, inputs[0])  # type: ignore[arg-type]
     if result.dtype.kind == "f" and (call.op in ARITHMETIC or shortened):

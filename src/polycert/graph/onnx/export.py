@@ -21,6 +21,7 @@ from polycert.records import whole_file
 from polycert.rules.activation import Arctan, LeakyRelu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul, Mean
 from polycert.rules.convolution import Conv2d
+from polycert.rules.maximum import Slide
 from polycert.rules.pooling import AvgPool2d
 from polycert.rules.selection import Concat, Pick
 from polycert.rules.shape import Permute, Reshape
@@ -165,6 +166,7 @@ WRITERS: dict[type, Callable[[Writing, Any, list[str]], str]] = {
     AvgPool2d: _conv,
     Concat: lambda w, op, inputs: w.op("Concat", *inputs, axis=op.axis + 1),
     Conv2d: _conv,
+    Slide: _conv,
     ConvTranspose2d: _transposed,
     Elementwise: _elementwise,
     LeakyRelu: _leaky,

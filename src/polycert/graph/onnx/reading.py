@@ -17,6 +17,7 @@ LARGEST_VALUE = 2**26  # entries of any one tensor in the program
 LARGEST_RANK = 8
 OPSETS = range(7, 24)
 STANDARD = ("", "ai.onnx")
+FLOAT, DOUBLE = 1, 11  # ONNX's numbers of these types
 
 Shape = tuple[int, ...]
 
@@ -49,6 +50,7 @@ class Program:
     tensors: dict[str, np.ndarray]
     input_name: str
     input_shape: Shape
+    input_type: type[np.float32] | type[np.float64]
     output_name: str
     content: bytes
 
@@ -101,6 +103,7 @@ def _program(model: Any, source: str, content: bytes) -> Program:
         tensors,
         inputs[0].name,
         _input_shape(inputs[0]),
+        np.float64 if inputs[0].type.tensor_type.elem_type == DOUBLE else np.float32,
         graph.output[0].name,
         content,
     )
@@ -119,7 +122,7 @@ def _input_shape(value: Any) -> Shape:
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
         raise PolycertError(f"the input {value.name!r} does not say its shape")
-    if kind.elem_type not in (1, 11):
+    if kind.elem_type not in (FLOAT, DOUBLE):
         raise PolycertError(f"the input {value.name!r} must hold float32 or float64 numbers")
     sizes = [int(axis.dim_value) for axis in kind.shape.dim]
     if len(sizes) > 1 and sizes[0] == 0:
