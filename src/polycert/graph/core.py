@@ -87,15 +87,15 @@ class Graph:
         return found
 
 
-def append(nodes: list[Node], name: str, made: Op | Recipe, sources: Sequence[int]) -> int:
-    """Add one op, or all steps of a recipe, over earlier nodes; gives the place of the result."""
+def append(nodes: list[Node], name: str, made: Op | Recipe, sources: Sequence[int]) -> tuple[int, ...]:
+    """Add one op, or all steps of a recipe, over earlier nodes; gives the places of the results."""
     if isinstance(made, Op):
         nodes.append(Node(name, made, tuple(sources), made.out_shape))
-        return len(nodes) - 1
+        return (len(nodes) - 1,)
     places = list(sources)
     for position, (op, inputs) in enumerate(made.steps):
-        places.append(append(nodes, f"{name}.{position}", op, [places[i] for i in inputs]))
-    return places[-1]
+        places += append(nodes, f"{name}.{position}", op, [places[i] for i in inputs])
+    return (places[-1],) if made.several is None else tuple(places[k] for k in made.several)
 
 
 def prune(nodes: Sequence[Node], output: int) -> tuple[Node, ...]:

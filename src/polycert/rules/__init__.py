@@ -1,6 +1,21 @@
 """One rule per op: the only place that knows what an op does."""
 
-from polycert.rules import activation, affine, convolution, pooling, shape
+from polycert.rules import (
+    activation,
+    affine,
+    convolution,
+    curves,
+    lines,
+    maximum,
+    pairs,
+    pooling,
+    products,
+    recurrent,
+    reduction,
+    selection,
+    shape,
+    transposed,
+)
 from polycert.rules.base import RULES, Activation, Affine, Call, Interval, Linear, Lines, Op, Value
 
 __all__ = [
@@ -16,6 +31,15 @@ __all__ = [
     "activation",
     "affine",
     "convolution",
+    "curves",
+    "lines",
+    "maximum",
+    "pairs",
     "pooling",
+    "products",
+    "recurrent",
+    "reduction",
+    "selection",
     "shape",
+    "transposed",
 ]

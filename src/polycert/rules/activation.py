@@ -217,3 +217,8 @@ def _sigmoid(call: Call) -> Tanh:
 @rule("aten.atan.default", "aten.arctan.default")
 def _arctan(call: Call) -> Arctan:
     return Arctan(call.out_shape)
+
+
+@rule("aten.abs.default")
+def _abs(call: Call) -> LeakyRelu:
+    return LeakyRelu(call.out_shape, leak=-1.0)

@@ -16,11 +16,12 @@ class Step(NamedTuple):
 
 
 class Recipe:
-    """Steps in order, the last of them being the result."""
+    """Steps in order, the last of them being the result; or several results, for calls that give a tuple."""
 
     def __init__(self, *in_shapes: Shape) -> None:
         self.shapes: list[Shape] = list(in_shapes)
         self.steps: list[Step] = []
+        self.several: tuple[int, ...] | None = None
 
     def add(self, op: Op, *inputs: int) -> int:
         """Append an op; gives the place of its result."""

@@ -8,8 +8,10 @@ from functools import cached_property
 from torch import Tensor
 
 from polycert.forms import Shape
-from polycert.rules.base import Affine
+from polycert.rules.base import Affine, Call, rule
 from polycert.rules.convolution import Conv2d
+from polycert.rules.lines import as_image, in_lines, pair_of
+from polycert.rules.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,3 +56,15 @@ class ConvTranspose2d(Affine):
     def absolute(self, values: Tensor) -> Tensor:
         """With absolute weights."""
         return self._absolute_base.adjoint(values)
+
+
+@rule("aten.conv_transpose2d.input", "aten.conv_transpose1d.default")
+def _conv_transpose(call: Call) -> ConvTranspose2d | Recipe:
+    weight, offset, groups = call.get(1, "weight"), call.get(2, "bias"), call.get(6, "groups", 1)
+    stride, padding, dilation = call.get(3, "stride", 1), call.get(4, "padding", 0), call.get(7, "dilation", 1)
+    flat = weight.dim() == 3
+    shapes = [as_image(shape) if flat else shape for shape in (call.in_shapes[0], call.out_shape)]
+    pairs = [pair_of(value, flat, default) for value, default in ((stride, 1), (padding, 0), (dilation, 1))]
+    kernel = weight.unsqueeze(2) if flat else weight
+    base = Conv2d(kernel, None, shapes[1], shapes[0], pairs[0], pairs[1], pairs[2], int(groups))
+    return in_lines(ConvTranspose2d(base, offset), call) if flat else ConvTranspose2d(base, offset)

@@ -57,7 +57,7 @@ class Building:
         """Append an op over these nodes; `shape` is the result's in the file."""
         checked_shape(shape, str(call))
         places = tuple(s.index if isinstance(s, Value) else s for s in sources)
-        return Value(append(self.nodes, call.name or call.outputs[0], made, places), shape)
+        return Value(append(self.nodes, call.name or call.outputs[0], made, places)[0], shape)
 
     def view(self, call: Call, value: Value, shape: Shape) -> int:
         """The node of a value seen in another shape of as many entries."""
