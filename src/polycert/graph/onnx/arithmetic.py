@@ -14,7 +14,15 @@ from polycert.graph.onnx.entries import Inputs, constant, entry, floats, variabl
 from polycert.graph.onnx.folding import axes_of, axis_of
 from polycert.graph.onnx.moving import permuted, shifted
 from polycert.graph.onnx.reading import Call, Shape, checked_shape
-from polycert.rules.affine import Add, Elementwise, MatMul, Mean
+from polycert.rules import Op
+from polycert.rules.activation import Tanh
+from polycert.rules.affine import Add, Elementwise, MatMul
+from polycert.rules.curves import Silu, Square
+from polycert.rules.maximum import larger
+from polycert.rules.products import bilinear, product
+from polycert.rules.recipe import Recipe
+from polycert.rules.reduction import reduction
+from polycert.rules.selection import NOTHING
 
 
 def _broadcast(b: Building, call: Call, inputs: Inputs) -> tuple[Known, Known, Shape]:
@@ -54,11 +62,58 @@ def _neg(b: Building, call: Call, inputs: Inputs) -> Value:
 
 @entry("Mul")
 def _mul(b: Building, call: Call, inputs: Inputs) -> Value:
-    first, second, _ = _broadcast(b, call, inputs)
+    first, second, shape = _broadcast(b, call, inputs)
     if isinstance(first, Value) and isinstance(second, Value):
-        raise PolycertError(f"{call} multiplies two values that depend on the input, which is not supported")
+        return b.put(call, _known_product(b, first, second), shape, *_operands(b, first, second))
     x, factor = (first, second) if isinstance(first, Value) else (variable(call, second), first)
     return shifted(b, call, x, factor, None, exact=True)
+
+
+def _known_product(b: Building, first: Value, second: Value) -> Op | Recipe:
+    """A product of two values; a square and a gate by the value's own sigmoid have better bounds than others."""
+    shape = b.nodes[first.index].shape
+    if first.index == second.index:
+        return Square(shape)
+    if _gates(b, first, second) or _gates(b, second, first):
+        return Silu(shape)
+    return product(shape, b.like)
+
+
+def _gates(b: Building, gate: Value, value: Value) -> bool:
+    node = b.nodes[gate.index]
+    sigmoid = isinstance(node.op, Tanh) and (node.op.shift, node.op.outer, node.op.inner) == (0.5, 0.5, 0.5)
+    return sigmoid and node.inputs == (value.index,)
+
+
+def _operands(b: Building, first: Value, second: Value) -> list[Value]:
+    """What the product is a function of: one value, if it is a square or a gate."""
+    if first.index == second.index or _gates(b, second, first):
+        return [first]
+    return [second] if _gates(b, first, second) else [first, second]
+
+
+@entry("Max", "Min")
+def _max(b: Building, call: Call, inputs: Inputs) -> Value:
+    """The largest or smallest of several operands; `min(a, b) = -max(-a, -b)`."""
+    sign = 1.0 if call.op == "Max" else -1.0
+    total = inputs[0]
+    for part in inputs[1:]:
+        if not isinstance(total, Value) and not isinstance(part, Value):
+            raise PolycertError(f"{call} compares constants among its operands: fold them first")
+        first, second, shape = _broadcast(b, call, [total, part])
+        recipe = Recipe(inner(shape), inner(shape))
+        larger(recipe, 0, 1)
+        sides = [_signed(b, call, first, sign, shape), _signed(b, call, second, sign, shape)]
+        total = _signed(b, call, b.put(call, recipe, shape, *sides), sign, shape)
+    return variable(call, total)
+
+
+def _signed(b: Building, call: Call, operand: Known, sign: float, shape: Shape) -> Value:
+    """An operand times a sign; a constant becomes a node of its own."""
+    if isinstance(operand, Value):
+        return operand if sign > 0 else shifted(b, call, operand, -1.0, None, exact=True)
+    zeros = b.pick(call, Value(0, b.program.input_shape), torch.full(shape, NOTHING))
+    return shifted(b, call, zeros, None, sign * np.asarray(operand))
 
 
 @entry("Div")
@@ -112,7 +167,7 @@ def _product(
 def _matmul(b: Building, call: Call, inputs: Inputs) -> Value:
     first, second = inputs[0], inputs[1]
     if isinstance(first, Value) and isinstance(second, Value):
-        raise PolycertError(f"{call} multiplies two values that depend on the input, which is not supported")
+        return _bilinear(b, call, first, second)
     if isinstance(first, Value):
         matrix = floats(call, inputs, 1)
         if matrix.ndim == 1:
@@ -130,6 +185,19 @@ def _matmul(b: Building, call: Call, inputs: Inputs) -> Value:
     swap = [*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2]
     turned = permuted(b, call, x, swap)
     return permuted(b, call, _product(b, call, turned, matrix, (*turned.shape[:-1], matrix.shape[0])), swap)
+
+
+def _bilinear(b: Building, call: Call, first: Value, second: Value) -> Value:
+    if len(first.shape) < 2 or len(second.shape) < 2 or first.shape[-1] != second.shape[-2]:
+        raise PolycertError(f"{call} multiplies shapes {list(first.shape)} and {list(second.shape)} that do not fit")
+    outer = np.broadcast_shapes(first.shape[:-2], second.shape[:-2])
+    left = b.expand(call, first, (*outer, *first.shape[-2:]))
+    right = b.expand(call, second, (*outer, *second.shape[-2:]))
+    shape = (*outer, first.shape[-2], second.shape[-1])
+    checked_shape((*shape, first.shape[-1]), str(call))
+    recipe = bilinear(left.shape, right.shape, b.like)
+    made = b.put(call, recipe, shape, b.view(call, left, left.shape), b.view(call, right, right.shape))
+    return b.reshape(call, made, shape)
 
 
 @entry("BatchNormalization")
@@ -167,15 +235,10 @@ def _reduce(b: Building, call: Call, inputs: Inputs) -> Value:
 
 def reduced(b: Building, call: Call, x: Value, axes: Sequence[int], *, mean: bool, keep: bool) -> Value:
     """The sum or mean over some axes."""
-    chosen = sorted({axis_of(axis, len(x.shape), call) for axis in axes})
-    others = [k for k in range(len(x.shape)) if k not in chosen]
-    count = math.prod(x.shape[k] for k in chosen)
-    if count == 0:
+    chosen = {axis_of(axis, len(x.shape), call) for axis in axes}
+    if math.prod(x.shape) == 0:
         raise PolycertError(f"{call} reduces nothing")
-    rest = tuple(x.shape[k] for k in others)
-    turned = permuted(b, call, x, others + chosen)
-    source = (*rest, count)
-    ones = torch.ones(1, count, dtype=b.like.dtype, device=b.like.device)
-    op = Mean(ones / count, None, source, (*rest, 1)) if mean else MatMul(ones, None, source, (*rest, 1))
-    made = b.put(call, op, (*rest, 1), b.view(call, turned, source))
-    return b.reshape(call, made, tuple(1 if k in chosen else n for k, n in enumerate(x.shape)) if keep else rest)
+    sizes = [1 if k in chosen else n for k, n in enumerate(x.shape)]
+    shape = tuple(sizes) if keep else tuple(n for k, n in enumerate(sizes) if k not in chosen)
+    recipe = reduction(x.shape, sorted(chosen), shape or (1,), b.like, mean=mean)
+    return b.reshape(call, b.put(call, recipe, shape, b.view(call, x, x.shape)), shape)

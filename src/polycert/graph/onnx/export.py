@@ -18,16 +18,17 @@ from polycert.graph.network import Network
 from polycert.graph.onnx.reading import Program, read_program
 from polycert.graph.onnx.replay import Replay, agree
 from polycert.records import whole_file
-from polycert.rules.activation import Arctan, LeakyRelu, Tanh
+from polycert.rules.activation import Arctan, Erf, LeakyRelu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul, Mean
 from polycert.rules.convolution import Conv2d
+from polycert.rules.curves import Elu, Exp, Gelu, Silu, Softplus, Square, TanhGelu
 from polycert.rules.maximum import Slide
 from polycert.rules.pooling import AvgPool2d
 from polycert.rules.selection import Concat, Pick
 from polycert.rules.shape import Permute, Reshape
 from polycert.rules.transposed import ConvTranspose2d
 
-OPSET = 17
+OPSET = 20
 
 
 def export(net: Network, path: str | os.PathLike[str]) -> None:
@@ -97,7 +98,7 @@ class Writing:
         ]
         made = helper.make_graph(self.nodes, "polycert", ends[:1], ends[1:], self.tensors)
         opsets = [helper.make_opsetid("", OPSET)]
-        return bytes(helper.make_model(made, opset_imports=opsets, ir_version=8).SerializeToString())
+        return bytes(helper.make_model(made, opset_imports=opsets, ir_version=9).SerializeToString())
 
     def _write(self, node: Node, inputs: list[str]) -> str:
         kind = type(node.op)
@@ -166,9 +167,16 @@ WRITERS: dict[type, Callable[[Writing, Any, list[str]], str]] = {
     AvgPool2d: _conv,
     Concat: lambda w, op, inputs: w.op("Concat", *inputs, axis=op.axis + 1),
     Conv2d: _conv,
+    Silu: lambda w, op, inputs: w.op("Mul", inputs[0], w.op("Sigmoid", *inputs)),
     Slide: _conv,
+    Softplus: lambda w, op, inputs: w.op("Softplus", *inputs),
+    Square: lambda w, op, inputs: w.op("Mul", inputs[0], inputs[0]),
     ConvTranspose2d: _transposed,
     Elementwise: _elementwise,
+    Elu: lambda w, op, inputs: w.op("Elu", *inputs),
+    Erf: lambda w, op, inputs: w.op("Erf", *inputs),
+    Exp: lambda w, op, inputs: w.op("Exp", *inputs),
+    Gelu: lambda w, op, inputs: w.op("Gelu", *inputs),
     LeakyRelu: _leaky,
     MatMul: _matmul,
     Mean: _matmul,
@@ -176,4 +184,5 @@ WRITERS: dict[type, Callable[[Writing, Any, list[str]], str]] = {
     Pick: _pick,
     Reshape: lambda w, op, inputs: w.op("Reshape", *inputs, w.store([-1, *op.out_shape])),
     Tanh: _tanh,
+    TanhGelu: lambda w, op, inputs: w.op("Gelu", *inputs, approximate="tanh"),
 }
