@@ -259,10 +259,13 @@ def test_cutting_boxes_loses_no_point_that_fails(seed: int, tmp_path: Path) -> N
     """Every point with no positive row lies in what is left of some box."""
     net = small(seed, tmp_path)
     graph = net.bind(F64)
-    rows = Rows(torch.tensor([[1.0, -1.0], [0.3, 1.0]], dtype=F64), torch.tensor([0.2, -0.1], dtype=F64))
     axis = torch.linspace(-1, 1, 101, dtype=F64)
     points = torch.tensor(list(product(axis.tolist(), repeat=2)), dtype=F64)
-    failing = points[((graph.forward(points) @ rows.coef.T + rows.constant) <= 0).all(1)]
+    coef = torch.tensor([[1.0, -1.0], [0.3, 1.0]], dtype=F64)
+    values = graph.forward(points) @ coef.T
+    worst = points[values.amax(1).argmin()]
+    rows = Rows(coef, -graph.forward(worst[None])[0] @ coef.T - 0.2)  # some points fail around the worst one
+    failing = points[((values + rows.constant) <= 0).all(1)]
     search = Search(graph, rows, error_model(graph), [])
     ends = torch.linspace(-1, 1, 9, dtype=F64)
     corners = torch.tensor(list(product(range(8), repeat=2)))

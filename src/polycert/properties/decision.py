@@ -14,6 +14,7 @@ from polycert.errors import PolycertError
 from polycert.graph import Graph
 from polycert.graph.onnx import Imported
 from polycert.precision import error_model, plain_products
+from polycert.properties.complete import complete
 from polycert.properties.search import Witness, confirmed, descend
 from polycert.properties.spec import Box, Clause, Property
 from polycert.splitting import Boxes, Rows, Search
@@ -104,7 +105,7 @@ class Job:
             return SAT, witness
         if self._few(box):
             return self.split(proof, box, open_clauses)
-        return self.give_up(box, open_clauses)
+        return self.branch(box, open_clauses)
 
     def _few(self, box: Box) -> bool:
         return int((box.upper > box.lower).sum()) <= FEW_INPUTS
@@ -140,6 +141,16 @@ class Job:
                     looks.remove(look)
             turn *= 2
         return (TIMEOUT if searches else UNSAT), None
+
+    def branch(self, box: Box, clauses: list[Clause]) -> tuple[str, Witness | None]:
+        """The complete certifier, which branches on activations."""
+        outcome, point = complete(self.network, box, clauses, self.deadline - time.monotonic())
+        if outcome:
+            return UNSAT, None
+        witness = None if point is None else confirmed(box, point, self.network.replay)
+        if witness is not None:
+            return SAT, witness
+        return (TIMEOUT, None) if self.over else self.give_up(box, clauses)
 
     def give_up(self, box: Box, clauses: list[Clause]) -> tuple[str, Witness | None]:
         """Nothing is left but to look for a witness with more tries."""
