@@ -264,7 +264,7 @@ def test_cutting_boxes_loses_no_point_that_fails(seed: int, tmp_path: Path) -> N
     coef = torch.tensor([[1.0, -1.0], [0.3, 1.0]], dtype=F64)
     values = graph.forward(points) @ coef.T
     worst = points[values.amax(1).argmin()]
-    rows = Rows(coef, -graph.forward(worst[None])[0] @ coef.T - 0.2)  # some points fail around the worst one
+    rows = Rows(coef, -graph.forward(worst[None])[0] @ coef.T - 0.02)  # some points fail around the worst one
     failing = points[((values + rows.constant) <= 0).all(1)]
     search = Search(graph, rows, error_model(graph), [])
     ends = torch.linspace(-1, 1, 9, dtype=F64)

@@ -1,10 +1,11 @@
 """polycert: certified radii of neural networks in any l_p ball inside a box."""
 
-from polycert import data, losses
+from polycert import data, exact, losses
 from polycert.attacks import Attack, attack
 from polycert.certify import Bounds, bounds, certify, envelope
 from polycert.envelope import Envelope
 from polycert.errors import PolycertError
+from polycert.exact import Verdicts, verify
 from polycert.graph import Graph, Network, capture
 from polycert.graph.onnx.export import export
 from polycert.loading import load, save
@@ -24,6 +25,7 @@ __all__ = [
     "Network",
     "PolycertError",
     "Radii",
+    "Verdicts",
     "__version__",
     "attack",
     "bounds",
@@ -31,9 +33,11 @@ __all__ = [
     "certify",
     "data",
     "envelope",
+    "exact",
     "export",
     "largest_radius",
     "load",
     "losses",
     "save",
+    "verify",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,28 +34,113 @@ def attack(
     restarts: int = 5,
     seed: int = 0,
 ) -> Attack:
-    """Projected gradient descent on the margin with a shrinking step, from x itself and from random points.
+    """Search for the point of each sample's set with the least margin.
 
+    Each restart is a projected descent with momentum whose step halves when it stops paying (as in APGD). The first
+    starts at x, the others at random points; from the third on they aim at one other class each, the nearest first.
     The random points of a sample depend on `seed` and its position only. Gradients are taken with respect to inputs
     alone, so no parameter's `.grad` changes.
+
+    Example:
+        >>> hits = attack(torch.nn.Linear(2, 2), torch.rand(3, 2), None, Ball(eps=0.5), steps=10)
+        >>> hits.success.shape
+        torch.Size([3])
     """
     network, given = as_inputs(net, x)
     graph, inputs = network.bind(), given.to(network.dtype)
-    region = ball.at(inputs)
     with torch.no_grad():
         label = as_labels(y, graph.forward(inputs).argmax(1), classes_of(graph))
-    best = inputs.clone()
+    position = torch.arange(len(inputs))
+    return strike(graph, ball.at(inputs), label, position, steps=steps, restarts=restarts, seed=seed)
+
+
+def strike(
+    graph: Graph,
+    region: Region,
+    label: Tensor,
+    position: Tensor,
+    *,
+    steps: int,
+    restarts: int,
+    seed: int,
+    until_success: bool = False,
+) -> Attack:
+    """`attack` on sets that are there already; with `until_success`, samples that are broken are left alone."""
+    best = region.x.clone()
     with torch.no_grad():
-        lowest = margin_of(graph.forward(best), label)
+        outputs = graph.forward(best)
+    lowest, order = margin_of(outputs, label), _nearest(outputs, label)
     for restart in range(max(restarts, 1)):
-        start = inputs if restart == 0 else _random_points(region, seed, restart)
-        points = descend(graph, region, label, start, steps=steps, step=0.5)
-        with torch.no_grad():
-            margin = margin_of(graph.forward(points), label)
-        better = margin < lowest
-        lowest = torch.where(better, margin, lowest)
-        best = torch.where(_over(better, best), points, best)
+        left = (lowest > 0).nonzero().squeeze(1) if until_success else torch.arange(len(best), device=best.device)
+        if len(left) == 0:
+            break
+        here = region[left]
+        start = here.x if restart == 0 else _random_points(here, seed, restart, position[left.to(position.device)])
+        target = None if restart < 2 else order[left, (restart - 2) % order.shape[1]]
+        points, margin = descend_with_momentum(graph, here, label[left], start, target=target, steps=steps)
+        better = margin < lowest[left]
+        lowest[left] = torch.where(better, margin, lowest[left])
+        best[left] = torch.where(_over(better, points), points, best[left])
     return Attack(best, lowest <= 0, lowest)
+
+
+def descend_with_momentum(
+    graph: Graph, region: Region, label: Tensor, start: Tensor, *, target: Tensor | None, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Descent of the margin (to one target class, if given) with momentum and a step that halves where it stops paying.
+
+    Returns the points of least margin and that margin, to all other classes.
+    """
+    points = previous = start.detach().clone()
+    best, lowest = points, torch.full_like(region.radius, torch.inf)
+    best_aim, step = lowest.clone(), 2 * region.radius
+    paid = torch.zeros_like(step)
+    before_aim, before_step, since = best_aim.clone(), step.clone(), 0
+    checks = _checkpoints(steps)
+    for k in range(steps + 1):
+        aim, margin, slope = _aim(graph, points, label, target)
+        with torch.no_grad():
+            lower = margin < lowest
+            lowest = torch.where(lower, margin, lowest)
+            best = torch.where(_over(lower, points), points, best)
+            paid, best_aim = paid + (aim < best_aim), torch.minimum(aim, best_aim)
+            since += 1
+            if k in checks:
+                stalled = (paid < 0.75 * since) | ((step == before_step) & (best_aim == before_aim))
+                before_aim, before_step = best_aim.clone(), step.clone()
+                step = torch.where(stalled, step / 2, step)
+                points = torch.where(_over(stalled, points), best, points)
+                paid, since = torch.zeros_like(paid), 0
+            ahead = region.project(points - steepest(slope, region.norm) * _over(step, points))
+            mixed = points + (0.75 * (ahead - points) + 0.25 * (points - previous) if k else ahead - points)
+            points, previous = region.project(mixed), points
+    return best, lowest
+
+
+def _aim(graph: Graph, points: Tensor, label: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What is descended, the margin to all classes, and the slope of the former."""
+    with torch.enable_grad():
+        leaf = points.detach().requires_grad_()
+        outputs = graph.forward(leaf)
+        margin = margin_of(outputs, label)
+        aim = margin if target is None else _pick(outputs, label) - _pick(outputs, target)
+        (slope,) = torch.autograd.grad(aim.sum(), leaf)
+    return aim.detach(), margin.detach(), slope
+
+
+def _checkpoints(steps: int) -> set[int]:
+    """When the step may halve: after 22 % of the steps, then more and more often."""
+    found, at, gap = set(), 0.0, 0.22
+    while at + gap < 1:
+        at += gap
+        found.add(math.ceil(at * steps))
+        gap = max(gap - 0.03, 0.06)
+    return found
+
+
+def _nearest(outputs: Tensor, label: Tensor) -> Tensor:
+    """The other classes, by falling score: `[batch, classes - 1]`."""
+    return outputs.scatter(1, label[:, None], -torch.inf).argsort(1, descending=True)[:, :-1]
 
 
 def descend(
@@ -94,18 +180,22 @@ def steepest(slope: Tensor, norm: float) -> Tensor:
 
 def margin_of(outputs: Tensor, label: Tensor) -> Tensor:
     """`z_label - max of the others`, `[batch]`."""
-    own = outputs.gather(1, label[:, None]).squeeze(1)
-    return own - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
+    return _pick(outputs, label) - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
 
 
-def _random_points(region: Region, seed: int, restart: int) -> Tensor:
+def _random_points(region: Region, seed: int, restart: int, position: Tensor) -> Tensor:
     """A random point for each sample, drawn from its own stream."""
     draws = []
-    for position in range(len(region.x)):
-        generator = torch.Generator().manual_seed(hash((seed, restart, position)) % 2**63)
-        draws.append(torch.rand(region.x.shape[1:], generator=generator, dtype=torch.float64))
-    noise = torch.stack(draws).to(region.x) * 2 - 1
+    for place in position.tolist():
+        stream = np.random.SeedSequence([seed % 2**63, restart, place])
+        draws.append(np.random.default_rng(stream).uniform(-1, 1, region.x.shape[1:]))
+    noise = torch.from_numpy(np.stack(draws)).to(region.x)
     return region.project(region.x + noise * _over(region.radius, region.x))
+
+
+def _pick(outputs: Tensor, entry: Tensor) -> Tensor:
+    """One entry of each row."""
+    return outputs.gather(1, entry[:, None]).squeeze(1)
 
 
 def _over(values: Tensor, like: Tensor) -> Tensor:

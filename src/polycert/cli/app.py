@@ -52,13 +52,19 @@ def _radius(given: options.RadiusOptions) -> None:
 
 
 def _verify(given: options.VerifyOptions) -> None:
-    import torch
-
     from polycert.cli.properties import verify_property
+    from polycert.cli.settle import verify_command
 
-    if given.threads is not None:
-        torch.set_num_threads(given.threads)
-    verify_property(given.model, given.asked, timeout=given.timeout, seed=given.seed, out=given.out)
+    if given.asked is None:
+        verify_command(given)
+    else:
+        verify_property(given)
+
+
+def _attack(given: options.AttackOptions) -> None:
+    from polycert.cli.settle import attack_command
+
+    attack_command(given)
 
 
 def _export(given: options.ExportOptions) -> None:
@@ -117,8 +123,19 @@ options.add_command(
     "verify",
     options.VerifyOptions,
     _verify,
-    "Decide a VNN-LIB property of an ONNX network: prints sat, unsat, unknown or timeout first.",
+    "Decide, for each sample, whether its whole ball keeps the label: a proof or a counterexample. "
+    "With a VNN-LIB property: print sat, unsat, unknown or timeout first.",
+    "polycert verify net.safetensors --dataset mnist --eps 0.1 --timeout 60 --out o.csv",
+    "The same command again takes up what was interrupted.",
     "polycert verify net.onnx property.vnnlib --timeout 60",
+)
+options.add_command(
+    app,
+    "attack",
+    options.AttackOptions,
+    _attack,
+    "Search the ball around each sample for a point of another class.",
+    "polycert attack net.safetensors --dataset mnist --eps 0.1 --limit 100",
 )
 options.add_command(
     app,

@@ -57,8 +57,8 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """Which set around each sample, and how it is proved."""
+class Around:
+    """Which set around each sample."""
 
     norm: Annotated[str, about_question(help="inf, or any number from 1.")] = "inf"
     low: Annotated[
@@ -75,7 +75,15 @@ class Question:
             help="Largest valid input, or none (default: 1 for a data set, none for --inputs).",
         ),
     ] = None
-    method: Annotated[str, about_question(metavar="NAME", help="ibp, forward, crown or crown-ibp.")] = "crown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(Around):
+    """Which set around each sample, and how it is proved."""
+
+    method: Annotated[str, about_question(metavar="NAME", help="ibp, forward, crown, crown-ibp or alpha-crown.")] = (
+        "crown"
+    )
     relaxation: Annotated[str, about_question(metavar="NAME", help="parallel, adaptive or best.")] = "parallel"
     fast: Annotated[
         bool,
@@ -106,8 +114,8 @@ class Machine(Voice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof(Machine, Question, Samples):
-    """A question about each sample, and where the records go; help shows the bases from right to left."""
+class Task(Machine, Around, Samples):
+    """Something about each sample, and where the records go; help shows the bases from right to left."""
 
     out: Annotated[
         Path | None,
@@ -116,13 +124,46 @@ class Proof(Machine, Question, Samples):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CertifyOptions(Proof):
-    """`polycert certify`."""
+class Proof(Task, Question):
+    """A task that asks for bounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Radius:
+    """How large the set is."""
 
     eps: Annotated[
         str,
         about_question(metavar="NUMBER", help="Radius of the ball: 0.1 or 2/255.", show_default=False),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifyOptions(Radius, Proof):
+    """`polycert certify`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackOptions(Radius, Task):
+    """`polycert attack`."""
+
+    steps: Annotated[int, about_question(min=1, help="Steps of each restart.")] = 100
+    restarts: Annotated[int, about_question(min=1, help="Runs from different points.")] = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(Task):
+    """`polycert verify`: samples with a radius, or a property."""
+
+    asked: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PROPERTY]", help="A .vnnlib file, for an .onnx network.", show_default=False),
+    ] = None
+    eps: Annotated[str, about_question(metavar="NUMBER", help="Radius of the ball: 0.1 or 2/255.")] = ""
+    timeout: Annotated[str, about_question(metavar="SECONDS", help="For each sample's search.")] = "60"
+    total: Annotated[str, about_question(metavar="SECONDS", help="For all samples together.")] = "inf"
+    solver: Annotated[str, about_question(metavar="NAME", help="Of the last stage: highs or scip.")] = "highs"
+    workers: Annotated[int | None, running(min=1, help="Processes of one thread each (default: one a core).")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,21 +173,6 @@ class RadiusOptions(Proof):
     upper: Annotated[str, about_question(metavar="NUMBER", help="Largest radius of interest.")] = "1"
     tolerance: Annotated[str, about_question(metavar="NUMBER", help="How exactly the radius is found.")] = "1e-4"
     strategy: Annotated[str, about_question(metavar="NAME", help="root, envelope or bisection.")] = "root"
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions(Voice):
-    """`polycert verify`."""
-
-    model: Annotated[str, typer.Argument(metavar="NET", help="An .onnx file.", show_default=False)]
-    asked: Annotated[
-        Path,
-        typer.Argument(metavar="PROPERTY", help="A .vnnlib file.", show_default=False),
-    ]
-    timeout: Annotated[float, running(help="Seconds for the answer.")] = 60.0
-    out: Annotated[Path | None, running(metavar="FILE", help="Write the answer to a file as well.")] = None
-    seed: Annotated[int, running(help="Seed of the search for counterexamples.")] = 0
-    threads: Annotated[int | None, running(min=1, help="Threads of torch.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,24 +5,34 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
+
+from polycert.cli import parsing
 from polycert.cli.guard import BadUsage
+from polycert.cli.options import VerifyOptions
 from polycert.errors import PolycertError
 from polycert.graph.onnx import read_onnx
 from polycert.properties import Decision, decide, read_property
 from polycert.records import whole_file
 
 
-def verify_property(model: str, asked: Path, *, timeout: float, seed: int = 0, out: Path | None = None) -> None:
+def verify_property(options: VerifyOptions) -> None:
     """Decide a property; print the answer, and write it to a file as well if one is given."""
-    if Path(model).suffix != ".onnx":
-        raise BadUsage(f"a VNN-LIB property is about an .onnx file, got {model!r}")
+    model, out, timeout = Path(options.model), options.out, parsing.number(options.timeout, "--timeout")
+    assert options.asked is not None
+    if options.dataset is not None or options.inputs is not None or options.eps:
+        raise BadUsage("a property speaks for itself: leave out --dataset, --inputs and --eps")
+    if model.suffix != ".onnx":
+        raise BadUsage(f"a VNN-LIB property is about an .onnx file, got {options.model!r}")
     if not timeout > 0:
-        raise BadUsage(f"--timeout must be a positive number of seconds, got {timeout:g}")
+        raise BadUsage(f"--timeout must be a positive number of seconds, got {options.timeout}")
     if out is not None and not out.resolve().parent.is_dir():
         raise BadUsage(f"cannot write {str(out)!r}: its folder does not exist; make it first")
-    if not Path(model).is_file():
-        raise PolycertError(f"there is no file {model!r}")
-    text = answer(decide(read_onnx(Path(model)), read_property(asked), timeout=timeout, seed=seed))
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if not model.is_file():
+        raise PolycertError(f"there is no file {options.model!r}")
+    text = answer(decide(read_onnx(model), read_property(options.asked), timeout=timeout, seed=options.seed))
     if out is not None:
         with whole_file(out) as name:
             Path(name).write_text(text, encoding="utf-8")

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import typer
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from polycert.certify import certify
 from polycert.cli import parsing
-from polycert.cli.guard import INTERRUPTED, BadUsage, tell, usage
+from polycert.cli.guard import BadUsage, usage
 from polycert.cli.options import CertifyOptions, Proof, RadiusOptions
 from polycert.cli.samples import Job, Plan, plan, prepare
-from polycert.cli.slices import Advance, Done, in_slices, progress_bar
+from polycert.cli.slices import Advance, in_slices, progress_bar
+from polycert.cli.summary import Ended, Rows, about_set, clean_error, finish
 from polycert.methods import get_method, get_relaxations
 from polycert.radius import STRATEGIES, Radii, largest_radius
-from polycert.records import Certificates, check_output, save_frame
+from polycert.records import Certificates, check_output
 from polycert.sets import Ball
 
 STATUSES = ("certified", "partial", "unproved", "misclassified")
-Rows = dict[str, str]
 
 
 def _settings(options: Proof, job: Job) -> dict[str, Any]:
@@ -66,13 +60,13 @@ def certify_command(options: CertifyOptions) -> None:
     counts = frame["status"].value_counts()
     figures = certs.summary()
     rows = {
-        "clean error (CTE)": _clean_error(job, figures["CTE"]),
+        "clean error (CTE)": clean_error(job, figures["CTE"]),
         "certified robust error (CRE)": f"{figures['CRE']:.2f} %",
         "average certified bound (ACB)": f"{figures['ACB']:.5g}",
         **{status: str(counts.get(status, 0)) for status in STATUSES},
         "eps": options.eps,
     }
-    _finish(options, job, done, frame, rows | _asked(options, asked))
+    finish(options, job, Ended(done.count, done.seconds), frame, rows | _asked(options, asked))
 
 
 def radius_command(options: RadiusOptions) -> None:
@@ -118,7 +112,7 @@ def radius_command(options: RadiusOptions) -> None:
     )
     wrong = 100 * float((frame["prediction"] != frame["label"]).mean())
     rows = {
-        "clean error (CTE)": _clean_error(job, wrong),
+        "clean error (CTE)": clean_error(job, wrong),
         "mean radius": f"{frame['radius'].mean():.5g}",
         "median radius": f"{frame['radius'].median():.5g}",
         "proved up to --upper": str(int((frame["failed"] >= upper).sum())),
@@ -126,7 +120,7 @@ def radius_command(options: RadiusOptions) -> None:
         "strategy": options.strategy,
         "upper, tolerance": f"{options.upper}, {options.tolerance}",
     }
-    _finish(options, job, done, frame, rows | _asked(options, asked))
+    finish(options, job, Ended(done.count, done.seconds), frame, rows | _asked(options, asked))
 
 
 def _check(options: Proof) -> None:
@@ -137,41 +131,10 @@ def _check(options: Proof) -> None:
     get_relaxations(options.relaxation, options.method)
 
 
-def _clean_error(job: Job, per_cent: float) -> str:
-    return "- (no labels)" if job.y is None else f"{per_cent:.2f} %"
-
-
 def _asked(options: Proof, asked: Plan) -> Rows:
-    low = "-inf" if asked.low is None else f"{asked.low:g}"
-    high = "inf" if asked.high is None else f"{asked.high:g}"
     return {
-        "norm": f"{asked.norm:g}",
-        "box": f"[{low}, {high}]",
+        **about_set(asked),
         "method": options.method,
         "relaxation": options.relaxation,
         "rigorous": "no (--fast)" if options.fast else "yes",
     }
-
-
-def _finish(options: Proof, job: Job, done: Done[Certificates] | Done[Radii], frame: pd.DataFrame, rows: Rows) -> None:
-    """Records first, so that a closed pipe loses nothing; then the summary and the exit status."""
-    if options.out is not None:
-        save_frame(frame, options.out)
-    rows = {"samples (n)": str(len(frame)), **rows, "seconds": f"{done.seconds:.2f}"}
-    _show(f"{Path(options.model).name} on {job.source}, {len(frame)} of {job.total} samples", rows)
-    where = "" if options.out is None else f", written to {options.out}"
-    if done.interrupted:
-        tell(f"interrupted: {done.count} of {len(job.x)} samples were finished{where}", style="yellow")
-        raise typer.Exit(INTERRUPTED)
-    if options.out is not None and not options.quiet:
-        tell(f"{done.count} records{where}")
-
-
-def _show(title: str, rows: Rows) -> None:
-    """All in one piece: a reader such as `head` may close the pipe after its first lines."""
-    table = Table(show_header=False, box=box.SIMPLE)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for name, value in rows.items():
-        table.add_row(name, Text(value))
-    Console(highlight=False).print(Group(Text(title, no_wrap=True, overflow="ignore"), table), crop=False)

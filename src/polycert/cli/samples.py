@@ -17,7 +17,7 @@ from torch import Tensor
 from polycert import data
 from polycert.cli import parsing
 from polycert.cli.guard import BadUsage
-from polycert.cli.options import Proof
+from polycert.cli.options import Task
 from polycert.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     device: torch.device
 
 
-def plan(options: Proof) -> Plan:
+def plan(options: Task) -> Plan:
     """Check the options, and set threads and seed."""
     if (options.dataset is None) == (options.inputs is None):
         raise BadUsage("give either --dataset NAME or --inputs FILE")
@@ -73,7 +73,7 @@ def plan(options: Proof) -> Plan:
     )
 
 
-def prepare(options: Proof, ball: Ball, plan: Plan) -> Job:
+def prepare(options: Task, ball: Ball, plan: Plan) -> Job:
     """Load everything and check all samples, so that nothing is refused halfway."""
     network = load_model(options.model, options.weights, plan.device)
     x, y, source = _read(options)
@@ -108,7 +108,7 @@ def load_model(model: str, weights: Path | None, device: torch.device | str = "c
     return load(model, weights, device=device)
 
 
-def _read(options: Proof) -> tuple[Tensor, Tensor | None, str]:
+def _read(options: Task) -> tuple[Tensor, Tensor | None, str]:
     if options.dataset is not None:
         found = data.load(options.dataset, "test", options.data_dir)
         return found.x, found.y, f"{found.name} ({found.split})"

@@ -15,7 +15,7 @@ from polycert.splitting import Boxes
 
 
 def complete(network: Network, box: Box, clauses: list[Clause], seconds: float) -> tuple[bool, Tensor | None]:
-    """Whether all clauses are excluded, with rounding covered; else a point `[1, *input_shape]` in one, if one is found."""
+    """Whether all clauses are excluded, rounding covered; else a point `[1, *input_shape]` in one, if one is found."""
     sides = (torch.from_numpy(side).reshape(1, *network.input_shape) for side in (box.lower, box.upper))
     spec = Specification(
         torch.from_numpy(np.concatenate([c.rows for c in clauses])).reshape(-1, *network.output_shape),
@@ -26,4 +26,4 @@ def complete(network: Network, box: Box, clauses: list[Clause], seconds: float) 
     if found.status == ROBUST and found.proof == RIGOROUS:
         return True, None
     witness = found.witness if found.status == FALSIFIED else None
-    return False, None if witness is None else witness.x.reshape(1, *network.input_shape)
+    return False, None if witness is None else witness.input.reshape(1, *network.input_shape)

@@ -16,7 +16,7 @@ from polycert.rules import (
     shape,
     transposed,
 )
-from polycert.rules.base import RULES, Activation, Affine, Call, Interval, Linear, Lines, Op, Value
+from polycert.rules.base import RULES, Activation, Affine, Call, Interval, Linear, Lines, Op, Pieces, Value
 
 __all__ = [
     "RULES",
@@ -27,6 +27,7 @@ __all__ = [
     "Linear",
     "Lines",
     "Op",
+    "Pieces",
     "Value",
     "activation",
     "affine",

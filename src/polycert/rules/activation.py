@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polycert.forms import Shape
 from polycert.rounding import Rounding
-from polycert.rules.base import Activation, Call, Interval, rule
+from polycert.rules.base import Activation, Call, Interval, Pieces, rule
 
 SEARCH_STEPS = 30
 
@@ -22,7 +22,11 @@ class LeakyRelu(Activation):
 
     out_shape: Shape
     leak: float = 0.0
-    piecewise_linear = True
+
+    @property
+    def pieces(self) -> Pieces:
+        """One bend, at 0."""
+        return Pieces(0.0, self.leak, ((0.0, 1 - self.leak),))
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """The value."""

@@ -180,11 +180,28 @@ class Lines(NamedTuple):
         return self.lower_slope is self.upper_slope
 
 
+class Pieces(NamedTuple):
+    """A piecewise linear function of one variable: `value + slope z + sum change max(z - at, 0)` over the bends."""
+
+    value: float
+    slope: float  # left of all bends
+    bends: tuple[tuple[float, float], ...]  # (at, change of slope)
+
+
 class Activation(Op):
     """A function applied to each entry. Relaxations choose slopes; `extent` makes any slope sound."""
 
     out_shape: Shape
-    piecewise_linear: bool = False
+
+    @property
+    def pieces(self) -> Pieces | None:
+        """The function's linear pieces, if it is made of such; the exact certifier branches on them."""
+        return None
+
+    @property
+    def piecewise_linear(self) -> bool:
+        """Whether it is made of linear pieces."""
+        return self.pieces is not None
 
     @abstractmethod
     def chord(self, lower: Tensor, upper: Tensor) -> Tensor:

@@ -1,0 +1,146 @@
+"""Branch and bound on the sides of unstable units, many nodes at a time.
+
+The unit to branch on is the one that takes most from the bound at the node's worst input: these gaps add up to the
+difference between the bound and the network's true value there (a BaBSR score without its estimates), as a mean over
+the steps of the ascent, because the worst input jumps between corners.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from polycert.exact.budget import Budget
+from polycert.exact.dual import OFF, ON, Multipliers, multipliers, proved_bound
+from polycert.exact.leaves import solve_leaf
+from polycert.exact.nodes import Nodes
+from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Result
+from polycert.exact.reduction import Reduced
+from polycert.exact.slopes import Ascent, ascend
+from polycert.exact.specification import worst_clause
+from polycert.exact.witness import Replay, Witness
+
+ROOT_STEPS = 24
+STEPS = 8
+BATCH = 64
+# Candidates below this margin in the search's type are worth a forward pass.
+CANDIDATE = 1e-4
+
+
+@dataclass(eq=False)
+class Search:
+    """One reduced problem being searched: the open nodes, and what was found on the way."""
+
+    problem: Reduced
+    replay: Replay
+    budget: Budget
+    seconds: float  # of the budget, for this search
+    witness: Witness | None = None
+    doubtful: Witness | None = None  # fails in float64, not in the network's own type
+    proof: str = RIGOROUS
+    stuck: bool = False  # at a leaf that is too close to call
+
+    def __post_init__(self) -> None:
+        self.fast = self.problem.to(torch.float32)
+        self.open_clauses = torch.arange(len(self.problem.members))
+
+    def run(self) -> Result:
+        """Optimise slopes at the root, then branch until nothing is open or the time is up."""
+        opening = self.bound(Nodes.roots(self.fast), 1)
+        open_ = self.bound(opening.nodes, ROOT_STEPS) if len(opening.nodes) else opening
+        if self.witness is not None or not len(open_.nodes):
+            return self._result("slopes", done=True)
+        while len(open_.nodes) and self.witness is None and self.budget.spent < self.seconds:
+            open_ = self._branch(open_)
+        self.open_clauses = open_.nodes.clause.unique()
+        return self._result("branch", done=not len(open_.nodes))
+
+    def _result(self, stage: str, *, done: bool) -> Result:
+        found = self.witness or (self.doubtful if self.stuck or not done else None)
+        if found is not None:
+            return Result(FALSIFIED, stage, found)
+        if done and not self.stuck:
+            return Result(ROBUST, stage, proof=self.proof)
+        return Result(UNKNOWN, stage)
+
+    def bound(self, nodes: Nodes, steps: int) -> Ascent:
+        """Bound nodes, try their worst inputs, and leave out what is proved."""
+        found = ascend(self.fast, nodes, steps=steps)
+        self.budget.evaluations += steps * len(nodes)
+        self._try(found.inputs)
+        left = ~self._proved(found.nodes)
+        return Ascent(found.nodes[left], found.inputs[left], found.gaps[left])
+
+    def _proved(self, nodes: Nodes) -> Tensor:
+        """Which nodes are closed: those that look so, decided in float64 with all rounding covered."""
+        likely = nodes.bound > 0
+        some = nodes[likely]
+        if len(some):
+            alpha, beta, weight = some.alpha.double(), some.beta.double(), some.weight.double()
+            at = multipliers(self.problem, some.split, alpha, beta, weight)
+            likely[likely.clone()] = self._closed(some.split, at, weight)
+        return likely
+
+    def _closed(self, split: Tensor, at: Multipliers, weight: Tensor) -> Tensor:
+        self.budget.evaluations += len(split)
+        return proved_bound(self.problem, split, at.nu, weight) > 0
+
+    def _try(self, inputs: Tensor) -> None:
+        """Replay the worst of some inputs, if it looks as if it failed."""
+        margins = worst_clause(self.fast.values(inputs)[1], self.problem.members)
+        k = int(margins.argmin())
+        if float(margins[k]) <= CANDIDATE:
+            self._believe(self.replay(inputs[k : k + 1]))
+
+    def _believe(self, found: Witness | None) -> None:
+        if found is not None and found.agreed:
+            self.witness = found
+        elif found is not None:
+            self.doubtful = found
+
+    def _branch(self, open_: Ascent) -> Ascent:
+        """Take the lowest nodes, split each on the unit with the largest gap, and bound the halves."""
+        order = open_.nodes.bound.argsort(descending=self._crowded(open_.nodes))
+        taken, rest = order[:BATCH], order[BATCH:]
+        nodes, gaps = open_.nodes[taken], open_.gaps[taken]
+        kept = Ascent(open_.nodes[rest], open_.inputs[rest], open_.gaps[rest])
+        free = nodes.split == 0
+        for k in (~free.any(1)).nonzero().flatten().tolist():
+            self._leaf(nodes[k : k + 1])
+        inner = free.any(1)
+        if self.witness is not None or not bool(inner.any()):
+            return kept
+        unit = torch.where(free, gaps, -torch.inf)[inner].argmax(1)
+        self.budget.nodes += 2 * int(inner.sum())
+        halves = self.bound(halve(nodes[inner], unit), STEPS)
+        joined = [torch.cat(pair) for pair in zip(kept[1:], halves[1:], strict=True)]
+        return Ascent(Nodes.join([kept.nodes, halves.nodes]), joined[0], joined[1])
+
+    def _crowded(self, nodes: Nodes) -> bool:
+        """Whether memory is short: then what is nearest to a proof goes first."""
+        size = 4 * (2 * nodes.alpha.shape[1] + nodes.weight.shape[1]) + nodes.split.shape[1]
+        return len(nodes) * (size + 4 * self.fast.units.direct.shape[1]) > self.budget.memory
+
+    def _leaf(self, node: Nodes) -> None:
+        """Settle a node without free units by a linear program."""
+        leaf = solve_leaf(self.problem, node)
+        self.budget.evaluations += 1
+        if leaf is not None and bool(self._closed(node.split, leaf.multipliers, leaf.weight)):
+            return
+        if leaf is not None:
+            self._believe(self.replay(leaf.inputs))
+        if self.witness is None:
+            # Too close to call in float64: the solver's word is taken, and marked.
+            if leaf is not None and leaf.safe:
+                self.proof = SOLVER
+            else:
+                self.stuck = True
+
+
+def halve(nodes: Nodes, unit: Tensor) -> Nodes:
+    """Both sides of one unit of each node."""
+    place = unit[:, None]
+    sides = [nodes.split.scatter(1, place, side) for side in (ON, OFF)]
+    return Nodes.join([replace(nodes, split=split) for split in sides])

@@ -1,0 +1,32 @@
+"""How long a search may go on, and what it has spent."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Budget:
+    """A limit of time and memory, and counts of what was used."""
+
+    seconds: float
+    memory: int = 2**30  # bytes for open nodes
+    evaluations: int = 0  # bounds evaluated, one for each node and step
+    nodes: int = 0  # of the search tree, roots not counted
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self.seconds - self.spent
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self.left <= 0
