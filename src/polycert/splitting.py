@@ -16,16 +16,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.backward import LOWER
+from polycert.backward import LOWER, Pass
 from polycert.forms import Dense
 from polycert.graph import Graph
 from polycert.methods import get_method, passes
 from polycert.rounding import Rounding
+from polycert.rules import Interval
 from polycert.sets import Region
 
+Hidden = Callable[[Pass, int], Interval]
 BATCH = 512
 # What the arithmetic of cutting a box may lose, relative to the sizes involved: far above any rounding in float64.
 SAFE = 1e-9
+
+
+class OutOfTime(Exception):
+    """The deadline passed while bounds were computed."""
 
 
 class Boxes(NamedTuple):
@@ -77,6 +83,7 @@ class Search:
     rounding: Rounding | None
     waiting: list[Boxes]
     relaxation: str = "adaptive"
+    deadline: float = math.inf  # of `time.monotonic()`, looked at before each layer
     seen: int = 0
 
     def run(self, deadline: float, look: Callable[[Tensor], bool]) -> bool | None:
@@ -105,11 +112,20 @@ class Search:
         """Lower bounds of the rows."""
         region = boxes.region()
         (run,) = passes(self.graph, region, "crown", self.relaxation, self.rounding)
+        run.hidden = self._in_time(run.hidden)
         bound = get_method("crown").final(run, Dense(self.rows.coef.unsqueeze(0)), LOWER)
         offset = bound.offset + self.rows.constant
         value = region.extremes(bound.form, self.rounding)[0] + offset
         slope = bound.form.dense().coef.flatten(2)
         return Linear(slope.expand(len(boxes), -1, -1), offset, self._down(value))
+
+    def _in_time(self, hidden: Hidden) -> Hidden:
+        def bounded(run: Pass, index: int) -> Interval:
+            if time.monotonic() > self.deadline:
+                raise OutOfTime
+            return hidden(run, index)
+
+        return bounded
 
     def _down(self, value: Tensor) -> Tensor:
         """The sum with the constant is rounded too."""

@@ -17,7 +17,7 @@ from polycert.precision import error_model, plain_products
 from polycert.properties.complete import complete
 from polycert.properties.search import Witness, confirmed, descend
 from polycert.properties.spec import Box, Clause, Property
-from polycert.splitting import Boxes, Rows, Search
+from polycert.splitting import Boxes, OutOfTime, Rows, Search
 
 log = logging.getLogger(__name__)
 
@@ -93,13 +93,13 @@ class Job:
             return self.give_up(box, list(box.clauses))
         open_clauses = list(box.clauses)
         for relaxation in ("parallel", "adaptive"):  # the cheaper one first
-            with torch.no_grad(), plain_products(proof.device):
-                excluded = _excluded(proof, box, open_clauses, relaxation)
+            try:
+                excluded = self.excluded(proof, box, open_clauses, relaxation)
+            except OutOfTime:
+                return TIMEOUT, None
             open_clauses = [clause for clause in open_clauses if clause not in excluded]
             if not open_clauses:
                 return UNSAT, None
-            if self.over:
-                return TIMEOUT, None
         witness = self.attack(box, open_clauses, tries=16, steps=100)
         if witness is not None:
             return SAT, witness
@@ -123,6 +123,16 @@ class Job:
             deadline=self.deadline,
         )
         return confirmed(box, points[:8], self.network.replay)
+
+    def excluded(self, proof: Graph, box: Box, clauses: list[Clause], relaxation: str) -> list[Clause]:
+        """The clauses that the bounds of one relaxation exclude; all rows in one pass."""
+        columns = zip(*((c.rows, c.constants, c.strict) for c in clauses), strict=True)
+        search = _search(proof, box, Clause(*(np.concatenate(part) for part in columns)))
+        search.relaxation, search.deadline = relaxation, self.deadline
+        with torch.no_grad(), plain_products(proof.device):
+            positive = search.bound(search.waiting[0]).value[0] > 0
+        parts = positive.split([len(clause.rows) for clause in clauses])
+        return [clause for clause, part in zip(clauses, parts, strict=True) if bool(part.any())]
 
     def split(self, proof: Graph, box: Box, clauses: list[Clause]) -> tuple[str, Witness | None]:
         """Branch and bound on the input, the clauses in turns that grow."""
@@ -183,17 +193,8 @@ class Look:
         return self.witness is not None
 
 
-def _excluded(proof: Graph, box: Box, clauses: list[Clause], relaxation: str) -> list[Clause]:
-    """The clauses that the bounds of one relaxation exclude; all rows in one pass."""
-    columns = zip(*((c.rows, c.constants, c.strict) for c in clauses), strict=True)
-    search = _search(proof, box, Clause(*(np.concatenate(part) for part in columns)), relaxation)
-    positive = search.bound(search.waiting[0]).value[0] > 0
-    parts = positive.split([len(clause.rows) for clause in clauses])
-    return [clause for clause, part in zip(clauses, parts, strict=True) if bool(part.any())]
-
-
-def _search(proof: Graph, box: Box, clause: Clause, relaxation: str = "adaptive") -> Search:
+def _search(proof: Graph, box: Box, clause: Clause) -> Search:
     coef = torch.from_numpy(clause.rows).reshape(-1, *proof.output_shape)
     sides = (torch.from_numpy(side).reshape(1, *proof.input_shape) for side in (box.lower, box.upper))
     rows = Rows(coef, torch.from_numpy(clause.constants))
-    return Search(proof, rows, error_model(proof), [Boxes(*sides)], relaxation)
+    return Search(proof, rows, error_model(proof), [Boxes(*sides)])
