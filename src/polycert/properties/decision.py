@@ -13,10 +13,11 @@ from torch import Tensor
 from polycert.errors import PolycertError
 from polycert.graph import Graph
 from polycert.graph.onnx import Imported
-from polycert.precision import error_model, plain_products
+from polycert.precision import error_model, holds, plain_products, provable
 from polycert.properties.complete import complete
 from polycert.properties.search import Witness, confirmed, descend
 from polycert.properties.spec import Box, Clause, Property
+from polycert.rounding import round_down, round_up
 from polycert.splitting import Boxes, OutOfTime, Rows, Search
 
 log = logging.getLogger(__name__)
@@ -92,14 +93,14 @@ class Job:
             log.warning("weights are computed in the file, with rounding: nothing can be proved, only refuted")
             return self.give_up(box, list(box.clauses))
         open_clauses = list(box.clauses)
-        for relaxation in ("parallel", "adaptive"):  # the cheaper one first
-            try:
-                excluded = self.excluded(proof, box, open_clauses, relaxation)
-            except OutOfTime:
-                return TIMEOUT, None
-            open_clauses = [clause for clause in open_clauses if clause not in excluded]
-            if not open_clauses:
-                return UNSAT, None
+        try:
+            for graph, relaxation in self.stages(proof):
+                excluded = self.excluded(graph, box, open_clauses, relaxation)
+                open_clauses = [clause for clause in open_clauses if clause not in excluded]
+                if not open_clauses:
+                    return UNSAT, None
+        except OutOfTime:
+            return TIMEOUT, None
         witness = self.attack(box, open_clauses, tries=16, steps=100)
         if witness is not None:
             return SAT, witness
@@ -124,10 +125,19 @@ class Job:
         )
         return confirmed(box, points[:8], self.network.replay)
 
+    def stages(self, proof: Graph) -> list[tuple[Graph, str]]:
+        """Graphs and relaxations, the cheapest first: the network's own type, if it can carry a proof, then float64."""
+        own = provable(self.network, self.network.bind())
+        first = [] if own.dtype == proof.dtype else [(own, "adaptive")]
+        return [*first, (proof, "adaptive"), (proof, "parallel")]
+
     def excluded(self, proof: Graph, box: Box, clauses: list[Clause], relaxation: str) -> list[Clause]:
         """The clauses that the bounds of one relaxation exclude; all rows in one pass."""
         columns = zip(*((c.rows, c.constants, c.strict) for c in clauses), strict=True)
-        search = _search(proof, box, Clause(*(np.concatenate(part) for part in columns)))
+        whole = Clause(*(np.concatenate(part) for part in columns))
+        if not holds(proof.dtype, torch.from_numpy(whole.rows)):
+            return []
+        search = _search(proof, box, whole)
         search.relaxation, search.deadline = relaxation, self.deadline
         with torch.no_grad(), plain_products(proof.device):
             positive = search.bound(search.waiting[0]).value[0] > 0
@@ -194,7 +204,8 @@ class Look:
 
 
 def _search(proof: Graph, box: Box, clause: Clause) -> Search:
-    coef = torch.from_numpy(clause.rows).reshape(-1, *proof.output_shape)
-    sides = (torch.from_numpy(side).reshape(1, *proof.input_shape) for side in (box.lower, box.upper))
-    rows = Rows(coef, torch.from_numpy(clause.constants))
-    return Search(proof, rows, error_model(proof), [Boxes(*sides)])
+    """All sides rounded outward, constants down, to the graph's type; the rows must fit it."""
+    coef = torch.from_numpy(clause.rows).to(proof.dtype).reshape(-1, *proof.output_shape)
+    ends = (round_down(torch.from_numpy(box.lower), proof.dtype), round_up(torch.from_numpy(box.upper), proof.dtype))
+    rows = Rows(coef, round_down(torch.from_numpy(clause.constants), proof.dtype))
+    return Search(proof, rows, error_model(proof), [Boxes(*(end.reshape(1, *proof.input_shape) for end in ends))])
