@@ -28,6 +28,11 @@ class Case:
     shape: tuple[int, ...]
     make: Callable[[], nn.Module]
 
+    @property
+    def slow(self) -> bool:
+        """Whether it runs with the slow tests: a variant of a case that does not."""
+        return self.name in SLOW
+
     def __str__(self) -> str:
         return self.name
 
@@ -149,11 +154,56 @@ CASES = [
     Case("avg-pool", (1, 5, 5), lambda: pooled(nn.AvgPool2d(2), 8)),
     Case("avg-pool-padding", (1, 5, 5), lambda: pooled(nn.AvgPool2d(3, stride=2, padding=1), 18)),
     Case("adaptive-avg-pool", (1, 4, 6), lambda: pooled(nn.AdaptiveAvgPool2d((2, 3)), 12)),
+    Case("max-pool", (1, 4, 4), lambda: pooled(nn.MaxPool2d(2), 8)),
+    Case("max-pool-overlap", (1, 5, 5), lambda: pooled(nn.MaxPool2d(3, stride=2, padding=1), 18)),
+    Case("max-pool-1d", (2, 6), lambda: nn.Sequential(nn.MaxPool1d(3, stride=2), nn.Flatten(), nn.Linear(4, 3))),
+    Case("conv-1d", (2, 6), lambda: nn.Sequential(nn.Conv1d(2, 3, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3))),
+    Case("transposed", (2, 3, 3), lambda: nn.Sequential(nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1, output_padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3))),
+    Case("transposed-groups", (2, 2, 3), lambda: nn.Sequential(nn.ConvTranspose2d(2, 4, 2, groups=2, dilation=2, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(80, 3))),
+    Case("transposed-1d", (2, 3), lambda: nn.Sequential(nn.ConvTranspose1d(2, 2, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(14, 3))),
+    Case("clamp", (5,), lambda: mlp(Elementwise(lambda z: z.clamp(-0.2, 0.4)))),
+    Case("relu6-like", (5,), lambda: mlp(nn.Hardtanh(0.0, 0.5))),
+    Case("abs", (5,), lambda: mlp(Elementwise(torch.abs))),
+    Case("gelu", (5,), lambda: mlp(nn.GELU())),
+    Case("gelu-tanh", (5,), lambda: mlp(nn.GELU("tanh"))),
+    Case("silu", (5,), lambda: mlp(nn.SiLU())),
+    Case("softplus", (5,), lambda: mlp(nn.Softplus())),
+    Case("elu", (5,), lambda: mlp(nn.ELU())),
+    Case("exp", (5,), lambda: mlp(Elementwise(torch.exp))),
+    Case("square", (5,), lambda: mlp(Elementwise(torch.square))),
+    Case("maximum", (5,), lambda: Fn(lambda m, x: m.c(torch.maximum(m.a(x), m.b(x)) - torch.minimum(m.a(x), m.b(x).relu())), nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(4, 3))),
+    Case("product", (5,), lambda: Fn(lambda m, x: m.c(m.a(x) * m.b(x).tanh()), nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(4, 3))),
+    Case("concat", (5,), lambda: Fn(lambda m, x: m.b(torch.cat([x, m.a(x).relu()], 1)), nn.Linear(5, 4), nn.Linear(9, 3))),
+    Case("concat-channels", (1, 4, 4), lambda: Fn(lambda m, x: m.c(torch.cat([m.a(x).relu(), m.b(x)], 1).relu().flatten(1)), nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(1, 1, 1), nn.Linear(48, 3))),
+    Case("stack", (4,), lambda: Fn(lambda m, x: m.b(torch.stack([x, m.a(x).relu()], 2).flatten(1)), nn.Linear(4, 4), nn.Linear(8, 3))),
+    Case("slice", (3, 6), lambda: Fn(lambda m, x: m.a((x[:, 1:, ::2] - x[:, 0, 1:4].unsqueeze(1)).relu().flatten(1)), nn.Linear(6, 3))),
+    Case("split", (6,), lambda: Fn(lambda m, x: m.b(m.a(x).chunk(2, 1)[0].relu() - m.a(x).split([3, 3], 1)[1]), nn.Linear(6, 6), nn.Linear(3, 3))),
+    Case("pad", (1, 3, 3), lambda: Fn(lambda m, x: m.a(F.pad(F.pad(x, (1, 0, 2, 1)).relu(), (0, -1), value=0.3).flatten(1)), nn.Linear(18, 3))),
+    Case("pad-value", (5,), lambda: Fn(lambda m, x: m.a(F.pad(x, (1, 2), value=0.7).relu()), nn.Linear(8, 3))),
+    Case("flip", (2, 3), lambda: Fn(lambda m, x: m.a((x.flip(2) - x).relu().flatten(1)), nn.Linear(6, 3))),
+    Case("mean", (2, 3, 4), lambda: Fn(lambda m, x: m.b(m.a(x).relu().mean((2, 3))), nn.Conv2d(2, 3, 2), nn.Linear(3, 3))),
+    Case("sum", (2, 4), lambda: Fn(lambda m, x: m.b(m.a(x).relu().sum(1, keepdim=True).squeeze(1) + x.sum(1)), nn.Linear(4, 4), nn.Linear(4, 3))),
+    Case("broadcast", (3, 1), lambda: Fn(lambda m, x: m.b((m.a(x) + x * m.c.weight).relu().flatten(1)), nn.Linear(1, 4), nn.Linear(12, 3), nn.Linear(4, 3))),
+    Case("softmax-inside", (4,), lambda: Fn(lambda m, x: m.b(m.a(x).softmax(1)), nn.Linear(4, 4), nn.Linear(4, 3))),
+    Case("attention", (3, 4), lambda: Fn(lambda m, x: m.c(((m.a(x) @ m.b(x).transpose(1, 2)).softmax(2) @ x).flatten(1)), nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(12, 3))),
+    Case("rnn", (3, 2), lambda: Fn(lambda m, x: m.b(m.a(x)[0][:, -1]), nn.RNN(2, 3, num_layers=2, batch_first=True), nn.Linear(3, 3))),
+    Case("rnn-relu", (3, 2), lambda: Fn(lambda m, x: m.b(m.a(x)[0][:, -1]), nn.RNN(2, 3, nonlinearity="relu", bias=False, batch_first=True), nn.Linear(3, 3))),
+    Case("gru", (3, 2), lambda: Fn(lambda m, x: m.b(m.a(x)[0][:, -1]), nn.GRU(2, 3, batch_first=True), nn.Linear(3, 3))),
+    Case("lstm", (2, 2), lambda: Fn(lambda m, x: m.b(m.a(x)[0].flatten(1)), nn.LSTM(2, 2, batch_first=True), nn.Linear(4, 3))),
+    Case("lstm-cell", (2, 2), lambda: Fn(lambda m, x: m.b(m.a(x[:, 1], m.a(x[:, 0]))[0]), nn.LSTMCell(2, 3), nn.Linear(3, 3))),
+    Case("gru-cell", (2, 2), lambda: Fn(lambda m, x: m.b(m.a(x[:, 1], m.a(x[:, 0]))), nn.GRUCell(2, 3), nn.Linear(3, 3))),
     Case("reshape", (2, 6), lambda: Fn(lambda m, x: m.b(m.a(x.reshape(-1, 3, 2, 2)).relu().flatten(1)), nn.Conv2d(3, 2, 2, padding=1), nn.Linear(18, 3))),
     Case("permute", (2, 3, 4), lambda: Fn(lambda m, x: m.b(m.a(x.permute(0, 2, 3, 1)).relu().transpose(1, 2).flatten(1)), nn.Linear(2, 2), nn.Linear(24, 3))),
     Case("permute-conv", (4, 4, 2), lambda: Fn(lambda m, x: m.b(m.a(x.permute(0, 3, 1, 2)).relu().permute(0, 2, 3, 1).flatten(1)), nn.Conv2d(2, 2, 2), nn.Linear(18, 3))),
     Case("dropout", (5,), lambda: nn.Sequential(nn.Dropout(0.4), nn.Linear(5, 4), nn.ReLU(), nn.Dropout(0.4), nn.Linear(4, 3))),
 ]  # fmt: skip
+
+# Variants of the cases above and long compositions of them.
+SLOW = {
+    *("max-pool-overlap", "max-pool-1d", "conv-1d", "transposed-groups", "transposed-1d", "relu6-like", "abs"),
+    *("gelu-tanh", "silu", "elu", "exp", "square", "maximum", "concat-channels", "stack", "pad", "flip", "sum"),
+    *("broadcast", "softmax-inside", "attention", "rnn", "rnn-relu", "gru", "lstm-cell", "gru-cell"),
+}
 
 CONVOLUTIONS = [case for case in CASES if case.name.startswith(("conv", "block", "avg", "adaptive", "batch-norm-2d"))]
 

@@ -32,7 +32,6 @@ from cases import (
 from polycert.backward import Pass
 from polycert.forms import Dense, Form, Identity, Selected
 from polycert.rules import Affine, Interval, Linear
-from polycert.rules.affine import Add
 from polycert.rules.convolution import Conv2d
 from polycert.sets import Region
 from solvers import Piecewise, size
@@ -170,14 +169,25 @@ def matrix_of(op: Affine) -> Tensor:
     return op.push(torch.eye(size, dtype=F64).reshape(size, *op.in_shape)).flatten(1).T
 
 
+def widened(op: Linear, shapes: list[tuple[int, ...]], values: list[Tensor]) -> Tensor:
+    """The sum over an op's inputs of its absolute matrix times their values."""
+    total = torch.zeros(3, *op.out_shape, dtype=F64)
+    for k, shape in enumerate(shapes):
+        size = math.prod(shape)
+        columns = [torch.zeros(size, *other, dtype=F64) for other in shapes]
+        columns[k] = torch.eye(size, dtype=F64).reshape(size, *shape)
+        matrix = op.push(*columns).flatten(1).abs()
+        total = total + (values[k].flatten(1) @ matrix).reshape(total.shape)
+    return total
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_absolute_has_the_matrix_of_absolute_values(case: Case) -> None:
     for op, shapes in linear_nodes(case):
         values = [random(3, *shape, seed=k).abs() for k, shape in enumerate(shapes)]
-        if isinstance(op, Add):
-            torch.testing.assert_close(op.widen(*values), values[0] + values[1])
+        if not isinstance(op, Affine):
+            torch.testing.assert_close(op.widen(*values), widened(op, shapes, values), rtol=1e-12, atol=1e-12)
             continue
-        assert isinstance(op, Affine)
         expected = (values[0].flatten(1) @ matrix_of(op).abs().T).reshape(-1, *op.out_shape)
         torch.testing.assert_close(op.absolute(values[0]), expected, rtol=1e-12, atol=1e-12)
         constant = op.forward(torch.zeros(1, *op.in_shape, dtype=F64))
@@ -707,3 +717,5 @@ def test_the_registry_has_every_rule() -> None:
     seen = {type(node.op).__name__ for case in CASES for node in ready(case).net.bind().nodes[1:]}
     assert {"MatMul", "Conv2d", "AvgPool2d", "Elementwise", "Add", "Reshape", "Permute"} <= seen
     assert {"LeakyRelu", "Tanh", "Arctan"} <= seen
+    assert {"Mean", "Pick", "Concat", "Slide", "ConvTranspose2d"} <= seen
+    assert {"Exp", "Softplus", "Square", "Elu", "Reciprocal", "Gelu", "TanhGelu", "Silu"} <= seen

@@ -7,6 +7,7 @@ from polycert.envelope import Envelope
 from polycert.errors import PolycertError
 from polycert.exact import Verdicts, verify
 from polycert.graph import Graph, Network, capture
+from polycert.graph.onnx.export import export
 from polycert.loading import load, save
 from polycert.radius import Radii, largest_radius
 from polycert.records import Certificates
@@ -33,6 +34,7 @@ __all__ = [
     "data",
     "envelope",
     "exact",
+    "export",
     "largest_radius",
     "load",
     "losses",

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polycert.errors import PolycertError
 from polycert.forms import Shape
 from polycert.graph import Network, capture
+from polycert.graph.onnx import read_onnx
 from polycert.models import Architecture, build
 from polycert.records import whole_file
 
@@ -34,16 +35,26 @@ class ModelFile(NamedTuple):
     about: dict[str, Any]
 
 
-def load(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Network:
+def load(
+    path: str | os.PathLike[str],
+    weights: str | os.PathLike[str] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> Network:
     """A network from a file.
 
     Args:
-        path: `.safetensors` with its architecture (see `save`); `.npz` with its entry in an `index.json` beside or
-            above it; or a factory `package.module:function` that returns a module, or (module, input shape).
+        path: `.onnx`; `.safetensors` with its architecture (see `save`); `.npz` with its entry in an `index.json`
+            beside or above it; or a factory `package.module:function` that returns a module, or (module, input shape).
         weights: for a factory: `.safetensors`, `.npz`, or a `.pt` state dict (read with `weights_only`).
+        device: where its weights shall be.
     """
+    text = os.fspath(path)
+    if Path(text).suffix == ".onnx":
+        _refuse_weights(text, weights)
+        return read_onnx(_existing(text), device)
     found = load_module(path, weights)
-    return capture(found.module, found.input_shape)
+    return capture(found.module.to(device), found.input_shape)
 
 
 def load_module(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> ModelFile:
@@ -51,8 +62,7 @@ def load_module(path: str | os.PathLike[str], weights: str | os.PathLike[str] | 
     text = os.fspath(path)
     suffix = Path(text).suffix
     if suffix in _READERS:
-        if weights is not None:
-            raise PolycertError(f"--weights goes with a factory; {text!r} carries its own")
+        _refuse_weights(text, weights)
         return _READERS[suffix](_existing(text))
     if ":" in text and not Path(text).exists():
         return _from_factory(text, weights)
@@ -60,6 +70,11 @@ def load_module(path: str | os.PathLike[str], weights: str | os.PathLike[str] | 
     raise PolycertError(
         f"cannot read model {text!r}: give a file ending in {known}, or a factory package.module:function"
     )
+
+
+def _refuse_weights(text: str, weights: str | os.PathLike[str] | None) -> None:
+    if weights is not None:
+        raise PolycertError(f"--weights goes with a factory; {text!r} carries its own")
 
 
 def save(module: nn.Module, path: str | os.PathLike[str], architecture: Architecture, input_shape: Shape) -> None:
@@ -125,7 +140,7 @@ def _index_entry(path: Path) -> dict[str, Any]:
 
 
 def _from_onnx(path: Path) -> ModelFile:
-    raise PolycertError(f"cannot read {path.name}: ONNX files are not supported in this version")
+    raise PolycertError(f"{path.name} holds a network but no module: use pc.load, which reads ONNX files for proofs")
 
 
 def _from_factory(text: str, weights: str | os.PathLike[str] | None) -> ModelFile:

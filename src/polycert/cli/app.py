@@ -64,15 +64,30 @@ def _tune(given: options.TuneOptions) -> None:
 
 
 def _verify(given: options.VerifyOptions) -> None:
+    from polycert.cli.properties import verify_property
     from polycert.cli.settle import verify_command
 
-    verify_command(given)
+    if given.asked is None:
+        verify_command(given)
+    else:
+        verify_property(given)
 
 
 def _attack(given: options.AttackOptions) -> None:
     from polycert.cli.settle import attack_command
 
     attack_command(given)
+
+
+def _export(given: options.ExportOptions) -> None:
+    from polycert.cli.samples import load_model
+    from polycert.graph.onnx.export import export
+
+    if given.target.suffix != ".onnx":
+        raise BadUsage(f"networks are exported as .onnx, not {given.target.name!r}")
+    export(load_model(given.model, given.weights), given.target)
+    if not given.quiet:
+        tell(f"written to {given.target}, checked with onnxruntime")
 
 
 def _data(given: options.DataOptions) -> None:
@@ -138,9 +153,11 @@ options.add_command(
     "verify",
     options.VerifyOptions,
     _verify,
-    "Decide, for each sample, whether its whole ball keeps the label: a proof or a counterexample.",
+    "Decide, for each sample, whether its whole ball keeps the label: a proof or a counterexample. "
+    "With a VNN-LIB property: print sat, unsat, unknown or timeout first.",
     "polycert verify net.safetensors --dataset mnist --eps 0.1 --timeout 60 --out o.csv",
     "The same command again takes up what was interrupted.",
+    "polycert verify net.onnx property.vnnlib --timeout 60",
 )
 options.add_command(
     app,
@@ -149,6 +166,14 @@ options.add_command(
     _attack,
     "Search the ball around each sample for a point of another class.",
     "polycert attack net.safetensors --dataset mnist --eps 0.1 --limit 100",
+)
+options.add_command(
+    app,
+    "export",
+    options.ExportOptions,
+    _export,
+    "Write a model as an ONNX file.",
+    "polycert export net.safetensors net.onnx",
 )
 options.add_command(
     app,

@@ -26,7 +26,7 @@ class Samples:
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A .safetensors file of polycert, an .npz with its index.json, or package.module:function.",
+            help="An .onnx, polycert's .safetensors, an .npz with its index.json, or package.module:function.",
             show_default=False,
         ),
     ]
@@ -152,9 +152,14 @@ class AttackOptions(Radius, Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(Radius, Task):
-    """`polycert verify`."""
+class VerifyOptions(Task):
+    """`polycert verify`: samples with a radius, or a property."""
 
+    asked: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PROPERTY]", help="A .vnnlib file, for an .onnx network.", show_default=False),
+    ] = None
+    eps: Annotated[str, about_question(metavar="NUMBER", help="Radius of the ball: 0.1 or 2/255.")] = ""
     timeout: Annotated[str, about_question(metavar="SECONDS", help="For each sample's search.")] = "60"
     total: Annotated[str, about_question(metavar="SECONDS", help="For all samples together.")] = "inf"
     solver: Annotated[str, about_question(metavar="NAME", help="Of the last stage: highs or scip.")] = "highs"
@@ -168,6 +173,21 @@ class RadiusOptions(Proof):
     upper: Annotated[str, about_question(metavar="NUMBER", help="Largest radius of interest.")] = "1"
     tolerance: Annotated[str, about_question(metavar="NUMBER", help="How exactly the radius is found.")] = "1e-4"
     strategy: Annotated[str, about_question(metavar="NAME", help="root, envelope or bisection.")] = "root"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(Voice):
+    """`polycert export`."""
+
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A model, as for certify.", show_default=False),
+    ]
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="The .onnx file to write.", show_default=False)]
+    weights: Annotated[
+        Path | None,
+        running(metavar="FILE", help="For package.module:function: .safetensors, .npz or .pt."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

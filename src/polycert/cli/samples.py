@@ -20,9 +20,9 @@ from polycert.cli.guard import BadUsage
 from polycert.cli.options import Task
 from polycert.envelope import classes_of
 from polycert.errors import PolycertError
-from polycert.graph import Network, capture
+from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels
-from polycert.loading import load_module
+from polycert.loading import load
 from polycert.memory import batch_size_for
 from polycert.processes import own_device
 from polycert.sets import Ball
@@ -80,7 +80,7 @@ def plan(options: Task) -> Plan:
 
 def prepare(options: Task, ball: Ball, plan: Plan) -> Job:
     """Load everything and check all samples, so that nothing is refused halfway."""
-    network = _network(options, plan.device)
+    network = load_model(options.model, options.weights, plan.device)
     x, y, source = _read(options)
     chosen = parsing.positions(options.indices, len(x))[: options.limit]
     index = torch.tensor(chosen)
@@ -107,11 +107,11 @@ def device(name: str) -> torch.device:
     return found
 
 
-def _network(options: Task, device: torch.device) -> Network:
-    if ":" in options.model and not Path(options.model).exists():
+def load_model(model: str, weights: Path | None, device: torch.device | str = "cpu") -> Network:
+    """A model as the command line names it."""
+    if ":" in model and not Path(model).exists():
         sys.path.append(os.getcwd())  # a factory beside the user is found, and shadows nothing
-    found = load_module(options.model, options.weights)
-    return capture(found.module.to(device), found.input_shape)
+    return load(model, weights, device=device)
 
 
 def _read(options: Task) -> tuple[Tensor, Tensor | None, str]:

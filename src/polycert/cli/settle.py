@@ -36,6 +36,8 @@ from polycert.sets import Ball
 def verify_command(options: VerifyOptions) -> None:
     """Decide, save, summarise."""
     with usage():
+        if not options.eps:
+            raise BadUsage("give --eps NUMBER, or a VNN-LIB property after an .onnx network")
         if options.out is not None:
             check_output(options.out)
         asked = plan(options)

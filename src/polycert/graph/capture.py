@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ from torch import Tensor, fx, nn
 
 from polycert.errors import PolycertError
 from polycert.forms import Shape
-from polycert.graph.core import Graph, Node, prune
+from polycert.graph.core import Graph, Node, append, prune
 from polycert.graph.network import Network
 from polycert.rules import RULES, Call, Op, Value
+from polycert.rules.recipe import Recipe
 
 # The batch while tracing: neither 1 (which squeezes away) nor likely to be a size inside a network.
 TRACE_BATCH = 3
@@ -106,9 +108,9 @@ class Captured(Network):
             result = _fx_node(result.args[0])
         calls = tuple(n for n in nodes if n.op == "call_function")
         variable = _variable(nodes, signature.user_inputs[0])
-        unknown = [n for n in calls if n.name in variable and str(n.target) not in RULES and n in _needed(result)]
+        unknown = [n for n in calls if n.name in variable and not _has_rule(n) and n in _needed(result)]
         if unknown:
-            known = ", ".join(sorted({name.split(".")[1].rstrip("_") for name in RULES}))
+            known = ", ".join(sorted({name.split(".")[1].strip("_") for name in RULES}))
             listed = ", ".join(sorted({f"{n.target} (node '{n.name}')" for n in unknown}))
             raise PolycertError(
                 f"no rule for {listed}: rewrite the model with supported ops ({known}) or add a rule in polycert/rules"
@@ -159,19 +161,24 @@ class Captured(Network):
                 continue
             resolved: Any = fx.node.map_arg((call.args, call.kwargs), lambda n: known[n.name])
             args, kwargs = resolved
-            sources = tuple(a.index for a in args if isinstance(a, Value))
+            if call.target is operator.getitem:
+                known[call.name] = self._item(call, args[0], args[1], problems)
+                continue
+            sources = tuple(value.index for value in _values(args))
             if not sources:  # a constant: computed from the live tensors, so still differentiable
                 known[call.name] = call.target(*args, **kwargs)  # type: ignore[operator]
                 if not _rounds_nothing(call, args, known[call.name]):
                     computed.append(call.name)
                 continue
             try:
-                op = self._op(call, args, kwargs, tuple(nodes[i].shape for i in sources), like)
+                made = self._op(call, args, kwargs, tuple(nodes[i].shape for i in sources), like)
             except (ValueError, TypeError) as error:
                 problems.append(f"{call.target} (node '{call.name}'): {error}")
-                op = None
-            known[call.name] = Value(len(nodes))
-            nodes.append(Node(call.name, op, sources, _shape(call)))
+                known[call.name] = Value(len(nodes))
+                nodes.append(Node(call.name, None, sources, _shape(call) if _single(call) else ()))
+                continue
+            places = append(nodes, call.name, made, sources)
+            known[call.name] = Value(places[0]) if _single(call) else [Value(place) for place in places]
         if problems:
             raise PolycertError(f"cannot capture {'; '.join(problems)}")
         result = known[self.result.name]
@@ -179,13 +186,32 @@ class Captured(Network):
             raise PolycertError("the model's output does not depend on its input")
         return Graph(prune(nodes, result.index), dtype or own, device, tuple(computed))
 
-    def _op(self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor) -> Op:
-        batch = call.meta["val"].shape[0] if call.meta["val"].dim() else 0
-        if batch != TRACE_BATCH:
-            raise ValueError("the batch must stay the first axis, untouched")
+    def _op(self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor) -> Op | Recipe:
+        if _single(call):
+            _check_batch(call)
         target = str(call.target)
         training = "batch_norm" in target and self._owner(call).training
-        return RULES[target](Call(target, tuple(args), dict(kwargs), in_shapes, _shape(call), like, training=training))
+        shape = _shape(call) if _single(call) else ()
+        made = RULES[target](Call(target, tuple(args), dict(kwargs), in_shapes, shape, like, training=training))
+        result = made.out_shape if isinstance(made, Op) else made.shapes[-1]
+        if _single(call) and result != (shape or (1,)):
+            raise ValueError(f"the rule gives shape {result} instead of {shape}")
+        return made
+
+    def _item(self, call: fx.Node, results: Any, position: int, problems: list[str]) -> Any:
+        """One of several results."""
+        if isinstance(results, Value):  # the call itself was a problem
+            return results
+        if position >= len(results):
+            problems.append(
+                f"node '{call.name}': only the first {len(results)} results of {call.args[0]} are supported"
+            )
+            return Value(0)
+        try:
+            _check_batch(call)
+        except ValueError as error:
+            problems.append(f"node '{call.name}': {error}")
+        return results[position]
 
     def _owner(self, call: fx.Node) -> nn.Module:
         """The module that holds a call's buffers."""
@@ -286,7 +312,35 @@ def _rounds_nothing(call: fx.Node, args: Any, result: Any) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    return node.op == "call_function" and str(node.target).split(".")[1].endswith("_")
+    return (
+        node.op == "call_function"
+        and node.target is not operator.getitem
+        and str(node.target).split(".")[1].endswith("_")
+    )
+
+
+def _values(args: Any) -> Iterator[Value]:
+    """The nodes among arguments, also inside lists."""
+    for argument in args:
+        if isinstance(argument, Value):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _values(argument)
+
+
+def _has_rule(node: fx.Node) -> bool:
+    return str(node.target) in RULES or node.target is operator.getitem
+
+
+def _single(node: fx.Node) -> bool:
+    """Whether a call gives one tensor."""
+    return isinstance(node.meta["val"], Tensor)
+
+
+def _check_batch(call: fx.Node) -> None:
+    value = call.meta["val"]
+    if (value.shape[0] if value.dim() else 0) != TRACE_BATCH:
+        raise ValueError("the batch must stay the first axis, untouched")
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polycert.forms import Shape
 from polycert.rules import Activation, Linear, Op
+from polycert.rules.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,17 @@ class Graph:
             assert node.op is not None
             found.append(node.op.forward(*(found[i] for i in node.inputs)))
         return found
+
+
+def append(nodes: list[Node], name: str, made: Op | Recipe, sources: Sequence[int]) -> tuple[int, ...]:
+    """Add one op, or all steps of a recipe, over earlier nodes; gives the places of the results."""
+    if isinstance(made, Op):
+        nodes.append(Node(name, made, tuple(sources), made.out_shape))
+        return (len(nodes) - 1,)
+    places = list(sources)
+    for position, (op, inputs) in enumerate(made.steps):
+        places += append(nodes, f"{name}.{position}", op, [places[i] for i in inputs])
+    return (places[-1],) if made.several is None else tuple(places[k] for k in made.several)
 
 
 def prune(nodes: Sequence[Node], output: int) -> tuple[Node, ...]:

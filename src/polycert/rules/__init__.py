@@ -1,6 +1,21 @@
 """One rule per op: the only place that knows what an op does."""
 
-from polycert.rules import activation, affine, convolution, pooling, shape
+from polycert.rules import (
+    activation,
+    affine,
+    convolution,
+    curves,
+    lines,
+    maximum,
+    pairs,
+    pooling,
+    products,
+    recurrent,
+    reduction,
+    selection,
+    shape,
+    transposed,
+)
 from polycert.rules.base import RULES, Activation, Affine, Call, Interval, Linear, Lines, Op, Pieces, Value
 
 __all__ = [
@@ -17,6 +32,15 @@ __all__ = [
     "activation",
     "affine",
     "convolution",
+    "curves",
+    "lines",
+    "maximum",
+    "pairs",
     "pooling",
+    "products",
+    "recurrent",
+    "reduction",
+    "selection",
     "shape",
+    "transposed",
 ]

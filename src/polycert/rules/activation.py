@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -186,6 +187,22 @@ class Tanh(SShaped):
         return torch.asinh(((1 - slope) / slope).sqrt())
 
 
+class Erf(SShaped):
+    """The error function, whose derivative at 0 is `2 / sqrt(pi)`: that goes into `outer`."""
+
+    def core(self, z: Tensor) -> Tensor:
+        """`erf(z) sqrt(pi) / 2`."""
+        return torch.erf(z) * (math.sqrt(math.pi) / 2)
+
+    def core_slope(self, z: Tensor) -> Tensor:
+        """`exp(-z^2)`."""
+        return torch.exp(-z * z)
+
+    def tangent(self, slope: Tensor) -> Tensor:
+        """`t^2 = -log(slope)`."""
+        return (-slope.log()).clamp(min=0).sqrt()
+
+
 class Arctan(SShaped):
     """`arctan`."""
 
@@ -225,3 +242,13 @@ def _sigmoid(call: Call) -> Tanh:
 @rule("aten.atan.default", "aten.arctan.default")
 def _arctan(call: Call) -> Arctan:
     return Arctan(call.out_shape)
+
+
+@rule("aten.erf.default")
+def _erf(call: Call) -> Erf:
+    return Erf(call.out_shape, outer=2 / math.sqrt(math.pi))
+
+
+@rule("aten.abs.default")
+def _abs(call: Call) -> LeakyRelu:
+    return LeakyRelu(call.out_shape, leak=-1.0)

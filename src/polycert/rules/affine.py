@@ -70,6 +70,13 @@ class MatMul(Affine):
 
 
 @dataclass(frozen=True, eq=False)
+class Mean(MatMul):
+    """A mean over the last axis: its weights 1 / n are rounded numbers."""
+
+    stored_weights: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class Elementwise(Affine):
     """`factor x + shift` with constants: scale, shift, normalisation, batch norm in evaluation."""
 
@@ -180,8 +187,8 @@ def _linear(call: Call) -> MatMul:
     return MatMul(call.get(1, "weight"), call.get(2, "bias"), call.in_shapes[0], call.out_shape)
 
 
-@rule("aten.matmul.default", "aten.mm.default")
-def _matmul(call: Call) -> MatMul:
+def times_matrix(call: Call) -> MatMul:
+    """`x @ constant`."""
     x, weight = call.args[:2]
     if not isinstance(x, Value) or not isinstance(weight, Tensor) or weight.dim() != 2:
         raise ValueError("only a product with a constant matrix on the right is affine")
@@ -222,8 +229,8 @@ def _two_operands(call: Call) -> tuple[Any, Any]:
     return first, second
 
 
-@rule("aten.add.Tensor", "aten.add_.Tensor", "aten.add.Scalar")
-def _add(call: Call) -> Linear:
+def plus(call: Call) -> Linear:
+    """`x + constant`, or the sum of two nodes of one shape."""
     first, second = _two_operands(call)
     if call.get(2, "alpha", 1) != 1:
         raise ValueError("add with alpha is not supported; multiply first")
@@ -233,8 +240,8 @@ def _add(call: Call) -> Linear:
     return Elementwise(None, constant_rows(constant, call.out_shape, call.like), _same_shape(call))
 
 
-@rule("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar")
-def _sub(call: Call) -> Linear:
+def minus(call: Call) -> Linear:
+    """`x - constant`, `constant - x`, or the difference of two nodes of one shape."""
     first, second = _two_operands(call)
     if call.get(2, "alpha", 1) != 1:
         raise ValueError("sub with alpha is not supported; multiply first")
@@ -249,18 +256,16 @@ def _sub(call: Call) -> Linear:
     return Elementwise(-torch.ones_like(shift), shift, shape)
 
 
-@rule("aten.mul.Tensor", "aten.mul.Scalar", "aten.mul_.Tensor")
-def _mul(call: Call) -> Elementwise:
+def times(call: Call) -> Elementwise:
+    """`x * constant`, entry by entry."""
     first, second = _two_operands(call)
-    if isinstance(first, Value) and isinstance(second, Value):
-        raise ValueError("a product of two nodes is not affine")
     constant = second if isinstance(first, Value) else first
     shape = _same_shape(call)
     return Elementwise(constant_rows(constant, shape, call.like), None, shape)
 
 
-@rule("aten.div.Tensor", "aten.div.Scalar", "aten.div_.Tensor")
-def _div(call: Call) -> Elementwise:
+def over(call: Call) -> Elementwise:
+    """`x / constant`, entry by entry."""
     first, second = _two_operands(call)
     if not isinstance(first, Value) or isinstance(second, Value):
         raise ValueError("only division by a constant is affine")
@@ -275,12 +280,9 @@ def _neg(call: Call) -> Elementwise:
 
 
 def _sum(call: Call, sign: int) -> Add:
-    if len(set(call.in_shapes)) > 1:
-        raise ValueError("a sum of nodes of different shapes is not supported; expand the smaller one")
     return Add(call.out_shape, (1, sign))
 
 
 def _same_shape(call: Call) -> Shape:
-    if call.in_shapes[0] != call.out_shape:
-        raise ValueError("a constant operand that enlarges the node is not supported")
+    assert call.in_shapes[0] == call.out_shape
     return call.out_shape

@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
 import torch
 from torch import Tensor
 
 from polycert.forms import Differences, Form, Identity, Selected, Shape, Windowed
 from polycert.rounding import Rounding
+
+if TYPE_CHECKING:
+    from polycert.rules.recipe import Recipe
 
 
 class Interval(NamedTuple):
@@ -286,14 +289,18 @@ class Value:
         self.index = index
 
 
-Builder = Callable[[Call], Op]
+# A rule gives an op, or a recipe of several (see `rules/recipe.py`).
+Builder = Callable[[Call], Union[Op, "Recipe"]]
 RULES: dict[str, Builder] = {}
 
 
-def rule(*targets: str) -> Callable[[Builder], Builder]:
+AnyBuilder = TypeVar("AnyBuilder", bound=Builder)
+
+
+def rule(*targets: str) -> Callable[[AnyBuilder], AnyBuilder]:
     """Register the builder of an op for the names that `torch.export` gives it."""
 
-    def register(builder: Builder) -> Builder:
+    def register(builder: AnyBuilder) -> AnyBuilder:
         for target in targets:
             RULES[target] = builder
         return builder

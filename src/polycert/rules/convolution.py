@@ -176,7 +176,7 @@ def _conv2d(call: Call) -> Affine:
     stride, dilation = _pair(call.get(3, "stride", 1)), _pair(call.get(5, "dilation", 1))
     padding = call.get(4, "padding", 0)
     if isinstance(padding, str):
-        padding = _same_padding(padding, weight, dilation)
+        padding = same_padding(padding, weight, dilation)
     groups = call.args[8] if call.target == "aten.convolution.default" else call.get(6, "groups", 1)
     return Conv2d(
         weight,
@@ -190,7 +190,8 @@ def _conv2d(call: Call) -> Affine:
     )
 
 
-def _same_padding(name: str, weight: Tensor, dilation: Pair) -> Pair:
+def same_padding(name: str, weight: Tensor, dilation: Pair) -> Pair:
+    """The padding that a name stands for."""
     if name == "valid":
         return (0, 0)
     total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]

@@ -1,0 +1,141 @@
+"""From a checked program to the nodes of a graph, with a batch of one read as the sample itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polycert.errors import PolycertError
+from polycert.graph.core import Node, append
+from polycert.graph.onnx.folding import ARITHMETIC, FLOAT_TYPES, FOLDS, constant_of
+from polycert.graph.onnx.reading import Call, Program, Shape, checked_shape
+from polycert.rules import Op
+from polycert.rules.recipe import Recipe
+from polycert.rules.selection import Pick, places_of
+from polycert.rules.shape import Reshape
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that depends on the input: its node, and its shape in the file (with the batch of one, if any)."""
+
+    index: int
+    shape: Shape
+
+
+Known = Value | np.ndarray | None
+
+
+def inner(shape: Shape) -> Shape:
+    """The shape of a sample: a leading axis of size 1 is the batch."""
+    return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape or (1,)
+
+
+@dataclass(eq=False)
+class Building:
+    """A graph under construction. Constants are arrays until an op needs them as tensors of the graph's type."""
+
+    program: Program
+    like: Tensor
+    nodes: list[Node] = field(default_factory=list)
+    computed: list[str] = field(default_factory=list)  # constants that were rounded on the way
+
+    @property
+    def opset(self) -> int:
+        """Version of the operators' definitions."""
+        return self.program.opset
+
+    def tensor(self, array: Any) -> Tensor:
+        """A constant in the graph's type."""
+        return torch.from_numpy(np.array(array, dtype=np.float64)).to(self.like)
+
+    def put(self, call: Call, made: Op | Recipe, shape: Shape, *sources: Value | int) -> Value:
+        """Append an op over these nodes; `shape` is the result's in the file."""
+        checked_shape(shape, str(call))
+        places = tuple(s.index if isinstance(s, Value) else s for s in sources)
+        return Value(append(self.nodes, call.name or call.outputs[0], made, places)[0], shape)
+
+    def view(self, call: Call, value: Value, shape: Shape) -> int:
+        """The node of a value seen in another shape of as many entries."""
+        now = self.nodes[value.index].shape
+        if now == shape:
+            return value.index
+        return self.put(call, Reshape(now, shape), shape, value).index
+
+    def reshape(self, call: Call, value: Value, shape: Shape) -> Value:
+        """The value in another shape."""
+        return Value(self.view(call, value, inner(checked_shape(shape, str(call)))), shape)
+
+    def pick(self, call: Call, value: Value, places: Tensor) -> Value:
+        """Entries of a value, by their places in it."""
+        shape = tuple(places.shape)
+        source = self.nodes[value.index].shape
+        return self.put(call, Pick.of(places.reshape(inner(shape)), source), shape, value)
+
+    def places(self, value: Value) -> Tensor:
+        """The place of every entry, in the file's shape."""
+        return places_of(value.shape, self.like)
+
+    def expand(self, call: Call, value: Value, shape: Shape) -> Value:
+        """The value broadcast to a larger shape."""
+        if value.shape == shape:
+            return value
+        return self.pick(call, value, self.places(value).expand(checked_shape(shape, str(call))))
+
+
+def build(program: Program, like: Tensor) -> tuple[list[Node], int, tuple[str, ...]]:
+    """Nodes, the place of the output, and names of constants that were computed with rounding."""
+    from polycert.graph.onnx.table import TABLE
+
+    building = Building(program, like)
+    building.nodes.append(Node("input", None, (), inner(program.input_shape)))
+    known: dict[str, Known] = {"": None, program.input_name: Value(0, program.input_shape), **program.tensors}
+    _refuse_unknown(program, {*TABLE, *FOLDS, "Constant", "Shape", "Size"})
+    for call in program.calls:
+        inputs = [known[name] for name in call.inputs]
+        results = _run(building, call, inputs)
+        known.update(zip(call.outputs, results, strict=False))
+    result = known.get(program.output_name)
+    if not isinstance(result, Value):
+        raise PolycertError("the network's output does not depend on its input")
+    return building.nodes, result.index, tuple(building.computed)
+
+
+def _refuse_unknown(program: Program, supported: set[str]) -> None:
+    unknown = sorted({str(call) for call in program.calls if call.op not in supported})
+    if unknown:
+        raise PolycertError(f"no rule for {', '.join(unknown[:5])}: supported are {', '.join(sorted(supported))}")
+
+
+def _run(building: Building, call: Call, inputs: list[Known]) -> list[Known]:
+    from polycert.graph.onnx.table import TABLE
+
+    if call.op == "Constant":
+        return [constant_of(call)]
+    first = inputs[0] if inputs else None
+    if call.op in ("Shape", "Size") and first is not None:
+        sizes = np.asarray(first.shape, dtype=np.int64)
+        if call.op == "Size":
+            return [np.asarray(sizes.prod())]
+        return [sizes[slice(call.get("start"), call.get("end"))]]
+    if any(isinstance(value, Value) for value in inputs):
+        if call.op not in TABLE:
+            raise PolycertError(f"no rule for {call} of values that depend on the input")
+        made = TABLE[call.op](building, call, inputs)
+        return [made] if isinstance(made, Value) else list(made)
+    return [_fold(building, call, inputs)]
+
+
+def _fold(building: Building, call: Call, inputs: list[Known]) -> np.ndarray:
+    if call.op not in FOLDS:
+        raise PolycertError(f"no rule for {call} of constants")
+    result = np.asarray(FOLDS[call.op](call, list(inputs), building.opset))
+    checked_shape(result.shape, str(call))
+    shortened = call.op == "Cast" and call.get("to") in FLOAT_TYPES and not np.array_equal(result, inputs[0])  # type: ignore[arg-type]
+    if result.dtype.kind == "f" and (call.op in ARITHMETIC or shortened):
+        building.computed.append(call.name or call.outputs[0])
+    return result

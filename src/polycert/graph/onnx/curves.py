@@ -1,0 +1,111 @@
+"""ONNX ops of one entry each: activations, and what does nothing in evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from polycert.errors import PolycertError
+from polycert.graph.onnx.building import Building, Value
+from polycert.graph.onnx.entries import TABLE, Entry, Inputs, constant, entry, floats, variable
+from polycert.graph.onnx.folding import FLOAT_TYPES, axis_of
+from polycert.graph.onnx.moving import shifted
+from polycert.graph.onnx.reading import Call, Shape, checked_shape
+from polycert.rules import Op
+from polycert.rules.activation import Arctan, Erf, LeakyRelu, Tanh
+from polycert.rules.affine import Add
+from polycert.rules.curves import Elu, Exp, Gelu, Softplus, Square, TanhGelu
+from polycert.rules.maximum import clipped
+from polycert.rules.products import softmax
+from polycert.rules.recipe import Recipe
+
+
+def elementwise(make: Callable[[Call, Shape], Op | Recipe]) -> Entry:
+    """An op that keeps the shape."""
+
+    def build(b: Building, call: Call, inputs: Inputs) -> Value:
+        x = variable(call, inputs[0])
+        return b.put(call, make(call, b.nodes[x.index].shape), x.shape, x)
+
+    return build
+
+
+TABLE["Relu"] = elementwise(lambda call, shape: LeakyRelu(shape))
+TABLE["LeakyRelu"] = elementwise(lambda call, shape: LeakyRelu(shape, leak=float(call.get("alpha", 0.01))))
+TABLE["Abs"] = elementwise(lambda call, shape: LeakyRelu(shape, leak=-1.0))
+TABLE["Tanh"] = elementwise(lambda call, shape: Tanh(shape))
+TABLE["Sigmoid"] = elementwise(lambda call, shape: Tanh(shape, shift=0.5, outer=0.5, inner=0.5))
+TABLE["Exp"] = elementwise(lambda call, shape: Exp(shape))
+TABLE["Softplus"] = elementwise(lambda call, shape: Softplus(shape))
+TABLE["Gelu"] = elementwise(lambda call, shape: (TanhGelu if call.get("approximate") == "tanh" else Gelu)(shape))
+TABLE["Erf"] = elementwise(lambda call, shape: Erf(shape, outer=2 / math.sqrt(math.pi)))
+TABLE["Atan"] = elementwise(lambda call, shape: Arctan(shape))
+
+
+@entry("Identity", "Dropout")
+def _identity(b: Building, call: Call, inputs: Inputs) -> Value:
+    return variable(call, inputs[0])
+
+
+@entry("Cast")
+def _cast(b: Building, call: Call, inputs: Inputs) -> Value:
+    if call.get("to") not in FLOAT_TYPES:
+        raise PolycertError(f"{call} casts the network's values to another kind of number, which is not continuous")
+    return variable(call, inputs[0])
+
+
+@entry("Elu")
+def _elu(b: Building, call: Call, inputs: Inputs) -> Value:
+    if call.get("alpha", 1.0) != 1:
+        raise PolycertError(f"{call} is supported with alpha 1 only")
+    x = variable(call, inputs[0])
+    return b.put(call, Elu(b.nodes[x.index].shape), x.shape, x)
+
+
+@entry("Clip")
+def _clip(b: Building, call: Call, inputs: Inputs) -> Value:
+    x = variable(call, inputs[0])
+    ends = [call.get("min"), call.get("max")] if b.opset < 11 else [constant(call, inputs, k) for k in (1, 2)]
+    low, high = (None if end is None else float(np.asarray(end).reshape(-1)[0]) for end in ends)
+    if low is None and high is None:
+        return x
+    if low is not None and high is not None and low > high:
+        raise PolycertError(f"{call} has a minimum above its maximum")
+    return b.put(call, clipped(b.nodes[x.index].shape, low, high, b.like), x.shape, x)
+
+
+@entry("HardSigmoid")
+def _hard_sigmoid(b: Building, call: Call, inputs: Inputs) -> Value:
+    x = variable(call, inputs[0])
+    line = shifted(b, call, x, call.get("alpha", 0.2), call.get("beta", 0.5), exact=True)
+    return b.put(call, clipped(b.nodes[x.index].shape, 0.0, 1.0, b.like), x.shape, line)
+
+
+@entry("PRelu")
+def _prelu(b: Building, call: Call, inputs: Inputs) -> Value:
+    """`relu(x) - leak relu(-x)`, with a leak for each channel."""
+    x, leak = variable(call, inputs[0]), floats(call, inputs, 1)
+    shape = b.nodes[x.index].shape
+    right = b.put(call, LeakyRelu(shape), x.shape, x)
+    left = b.put(call, LeakyRelu(shape), x.shape, shifted(b, call, x, -1.0, None, exact=True))
+    return b.put(call, Add(shape, (1, -1)), x.shape, right, shifted(b, call, left, leak, None, exact=True))
+
+
+@entry("Pow")
+def _pow(b: Building, call: Call, inputs: Inputs) -> Value:
+    x, power = variable(call, inputs[0]), floats(call, inputs, 1)
+    if power.size != 1 or float(power.reshape(-1)[0]) != 2:
+        raise PolycertError(f"{call} is supported for the power 2 only")
+    return b.put(call, Square(b.nodes[x.index].shape), x.shape, x)
+
+
+@entry("Softmax")
+def _softmax(b: Building, call: Call, inputs: Inputs) -> Value:
+    x = variable(call, inputs[0])
+    axis = axis_of(call.get("axis", 1 if b.opset < 13 else -1), len(x.shape), call)
+    if axis != len(x.shape) - 1:
+        raise PolycertError(f"{call} is supported over the last axis only")
+    checked_shape((*x.shape, x.shape[-1]), str(call))
+    return b.put(call, softmax(b.nodes[x.index].shape, b.like), x.shape, x)

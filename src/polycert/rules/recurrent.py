@@ -1,0 +1,194 @@
+"""Recurrent layers over a fixed length, unrolled: RNN, GRU and LSTM, as layers and as cells, from a state of zeros.
+
+The states `h` and `c` are places in a recipe, or None for zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from polycert.forms import Shape
+from polycert.rules.activation import LeakyRelu, Tanh
+from polycert.rules.affine import Add, Elementwise, MatMul
+from polycert.rules.base import Call, Op, Value, rule
+from polycert.rules.products import product
+from polycert.rules.recipe import Recipe
+from polycert.rules.selection import Concat, Pick, places_of
+from polycert.rules.shape import Reshape
+
+State = tuple[int | None, int | None]
+
+
+class Weights(NamedTuple):
+    """Of one layer, the gates stacked: `[gates * hidden, inputs]` and `[gates * hidden, hidden]`, and their offsets."""
+
+    inputs: Tensor
+    hidden: Tensor
+    input_offset: Tensor | None
+    hidden_offset: Tensor | None
+
+    @property
+    def size(self) -> int:
+        """Units of the hidden state."""
+        return int(self.hidden.shape[1])
+
+
+class Cell:
+    """Builds one step after the other into a recipe."""
+
+    def __init__(self, recipe: Recipe, weights: Weights) -> None:
+        self.recipe, self.weights = recipe, weights
+        self.shape: Shape = (weights.size,)
+        self.like = weights.hidden.new_empty(0)
+
+    def gates(self, x: int | None, weight: Tensor, offset: Tensor | None) -> list[int | None]:
+        """The affine part of every gate; None where there is neither a state nor an offset."""
+        parts = weight.split(self.weights.size)
+        offsets = [None] * len(parts) if offset is None else offset.split(self.weights.size)
+        if x is None:
+            return [None] * len(parts)
+        source = self.recipe.shapes[x]
+        return [
+            self.recipe.add(MatMul(part, shift, source, self.shape), x)
+            for part, shift in zip(parts, offsets, strict=True)
+        ]
+
+    def offset(self, gate: int) -> Tensor | None:
+        """What a gate adds although the state is zero."""
+        given = self.weights.hidden_offset
+        return None if given is None else given.split(self.weights.size)[gate].unsqueeze(0)
+
+    def both(self, x: int, h: int | None, gate: int) -> int:
+        """Sum of the parts from the input and from the state."""
+        if h is not None:
+            return self.add(x, h)
+        shift = self.offset(gate)
+        return x if shift is None else self.recipe.add(Elementwise(None, shift, self.shape), x)
+
+    def add(self, first: int, second: int, sign: int = 1) -> int:
+        """Sum or difference."""
+        return self.recipe.add(Add(self.shape, (1, sign)), first, second)
+
+    def times(self, first: int, second: int) -> int:
+        """Product of two places."""
+        return self.recipe.follow(product(self.shape, self.like), first, second)
+
+    def sigmoid(self, x: int) -> int:
+        """The gates' activation."""
+        return self.recipe.add(Tanh(self.shape, shift=0.5, outer=0.5, inner=0.5), x)
+
+    def tanh(self, x: int) -> int:
+        """The states' activation."""
+        return self.recipe.add(Tanh(self.shape), x)
+
+    def sums(self, x: int, h: int | None) -> list[int]:
+        """All gates before their activations."""
+        given = self.weights
+        first = self.gates(x, given.inputs, given.input_offset)
+        second = self.gates(h, given.hidden, given.hidden_offset)
+        return [self.both(a, b, k) for k, (a, b) in enumerate(zip(first, second, strict=True)) if a is not None]
+
+    def lstm(self, x: int, state: State) -> State:
+        """`c = f c + i g`, `h = o tanh(c)`."""
+        h, c = state
+        i, f, g, o = self.sums(x, h)
+        new = self.times(self.sigmoid(i), self.tanh(g))
+        if c is not None:
+            new = self.add(self.times(self.sigmoid(f), c), new)
+        return self.times(self.sigmoid(o), self.tanh(new)), new
+
+    def gru(self, x: int, state: State) -> State:
+        """`n = tanh(W x + r (U h + b))`, `h = n + z (h - n)`."""
+        h, given = state[0], self.weights
+        first = [a for a in self.gates(x, given.inputs, given.input_offset) if a is not None]
+        second = self.gates(h, given.hidden, given.hidden_offset)
+        r, z = (self.sigmoid(self.both(first[k], second[k], k)) for k in (0, 1))
+        candidate = first[2]
+        shift = self.offset(2)
+        if second[2] is not None:
+            candidate = self.add(candidate, self.times(r, second[2]))
+        elif shift is not None:
+            scaled = self.recipe.add(Elementwise(shift, None, self.shape, stored_weights=True), r)
+            candidate = self.add(candidate, scaled)
+        n = self.tanh(candidate)
+        back = self.times(z, n if h is None else self.add(h, n, -1))
+        return self.add(n, back, -1 if h is None else 1), None
+
+    def rnn_tanh(self, x: int, state: State) -> State:
+        """`tanh(W x + U h + b)`."""
+        return self.tanh(self.sums(x, state[0])[0]), None
+
+    def rnn_relu(self, x: int, state: State) -> State:
+        """`relu(W x + U h + b)`."""
+        return self.recipe.add(LeakyRelu(self.shape), self.sums(x, state[0])[0]), None
+
+
+KINDS: dict[str, Callable[[Cell, int, State], State]] = {
+    "lstm": Cell.lstm,
+    "gru": Cell.gru,
+    "rnn_tanh": Cell.rnn_tanh,
+    "rnn_relu": Cell.rnn_relu,
+}
+
+
+def unrolled(kind: str, layers: list[Weights], shape: Shape, like: Tensor) -> Recipe:
+    """Layers over `[length, inputs]`, giving the states `[length, hidden]` of the last one."""
+    recipe = Recipe(shape)
+    places = places_of(shape, like)
+    steps = [recipe.add(Pick.of(places[t], shape), 0) for t in range(shape[0])]
+    for weights in layers:
+        cell = Cell(recipe, weights)
+        state: State = (None, None)
+        outputs: list[int] = []
+        for x in steps:
+            state = KINDS[kind](cell, x, state)
+            outputs += [h for h in state[:1] if h is not None]
+        steps = outputs
+    tall = (1, layers[-1].size)
+    rows = [recipe.add(Reshape(tall[1:], tall), h) for h in steps]
+    recipe.several = (recipe.add(Concat((tall,) * len(rows), 0), *rows),)
+    return recipe
+
+
+def _zero(value: Any) -> bool:
+    return isinstance(value, Tensor) and not bool(value.any())
+
+
+@rule("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input")
+def _layers(call: Call) -> Recipe:
+    kind = call.target.split(".")[1]
+    states = call.args[1] if kind == "lstm" else [call.args[1]]
+    params, biased, count = list(call.args[2]), bool(call.args[3]), int(call.args[4])
+    if not all(_zero(state) for state in states):
+        raise ValueError("recurrent layers are supported from a state of zeros only")
+    if call.args[7] or not call.args[8]:
+        raise ValueError("recurrent layers are supported with batch_first=True and in one direction only")
+    each = 4 if biased else 2
+    layers = [_weights(params[k * each : (k + 1) * each]) for k in range(count)]
+    return unrolled(kind, layers, call.in_shapes[0], call.like)
+
+
+def _weights(params: list[Tensor]) -> Weights:
+    return Weights(params[0], params[1], *params[2:]) if len(params) == 4 else Weights(params[0], params[1], None, None)
+
+
+@rule("aten.lstm_cell.default", "aten.gru_cell.default", "aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default")
+def _cell(call: Call) -> Op | Recipe:
+    kind = call.target.split(".")[1].removesuffix("_cell")
+    given = list(call.args[1]) if kind == "lstm" else [call.args[1]]
+    recipe = Recipe(*call.in_shapes)
+    state: list[int | None] = [None, None]
+    place = 1
+    for k, value in enumerate(given):
+        if isinstance(value, Value):
+            state[k], place = place, place + 1
+        elif not _zero(value):
+            raise ValueError("a constant state of a recurrent cell must be zero")
+    cell = Cell(recipe, _weights([p for p in call.args[2:6] if p is not None]))
+    new = KINDS[kind](cell, 0, (state[0], state[1]))
+    if kind == "lstm":
+        recipe.several = tuple(p for p in new if p is not None)
+    return recipe
