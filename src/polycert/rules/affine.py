@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ class MatMul(Affine):
         """Forward over the inputs, backward over the outputs."""
         return (self.weight.shape[1], self.weight.shape[0])
 
-    @cached_property
+    @property
     def bias(self) -> Tensor | None:
         """One offset per output, the same along the other axes."""
         return None if self.offset is None else self.offset.expand(1, *self.out_shape)

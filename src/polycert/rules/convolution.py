@@ -36,7 +36,7 @@ class Conv2d(Affine):
         out, per_group, kh, kw = self.weight.shape
         return (per_group * kh * kw, out // self.groups * kh * kw)
 
-    @cached_property
+    @property
     def bias(self) -> Tensor | None:
         """One offset per channel."""
         return None if self.offset is None else self.offset.reshape(1, -1, 1, 1).expand(1, *self.out_shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from torch import Tensor
 
@@ -36,7 +35,7 @@ class ConvTranspose2d(Affine):
         """Those of the convolution, the other way round."""
         return (self.base.terms[1], self.base.terms[0])
 
-    @cached_property
+    @property
     def bias(self) -> Tensor | None:
         """One offset per channel."""
         return None if self.offset is None else self.offset.reshape(1, -1, 1, 1).expand(1, *self.out_shape)
