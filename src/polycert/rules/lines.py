@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from polycert.forms import Shape
 from polycert.rules.base import Call, Op, rule
-from polycert.rules.convolution import Conv2d, Pair, same_padding
+from polycert.rules.convolution import Conv2d, same_padding
 from polycert.rules.recipe import Recipe
 from polycert.rules.shape import Reshape
+
+Pair = tuple[int, int]
 
 
 def as_image(shape: Shape) -> Shape:
