@@ -160,6 +160,18 @@ def folded(g: Graph) -> str:
     return head(g, g("Relu", g("Add", g("Add", "x", zeros), g("Squeeze", picked, ints(0)))), 4)
 
 
+def recurrent(op: str, gates: int, last: bool = False, **attributes: Any) -> Callable[[Graph], str]:
+    """A recurrent op over three steps of two inputs; all its states, or the last one."""
+
+    def build(g: Graph) -> str:
+        weights = rand(1, 3 * gates, 2), rand(1, 3 * gates, 3, seed=1), rand(1, 6 * gates, seed=2)
+        sequence = g("Transpose", "x", perm=[1, 0, 2])
+        states, end = g(op, sequence, *weights, outputs=2, hidden_size=3, **attributes)
+        return head(g, g("Squeeze", end, ints(0)), 3) if last else head(g, g("Transpose", states, perm=[2, 0, 1, 3]), 9)
+
+    return build
+
+
 F = File
 FILES = [
     F("gemm", (1, 4), lambda g: head(g, g("Relu", g("Gemm", "x", rand(4, 5), rand(5), alpha=0.5, beta=2.0)), 5)),
@@ -238,5 +250,10 @@ FILES = [
     F("shape-subgraph", ("N", 4, 3), shape_subgraph),
     F("reduce-mean", (1, 4, 3), moved("ReduceMean", 3, axes=[1], keepdims=0)),
     F("reduce-sum", (1, 4, 3), moved("ReduceSum", 4, ints(2), keepdims=1)),
+    F("lstm", (1, 3, 2), recurrent("LSTM", 4)),
+    F("lstm-last", (1, 3, 2), recurrent("LSTM", 4, last=True)),
+    F("gru", (1, 3, 2), recurrent("GRU", 3, last=True, linear_before_reset=1)),
+    F("rnn", (1, 3, 2), recurrent("RNN", 1)),
+    F("rnn-relu", (1, 3, 2), recurrent("RNN", 1, activations=["Relu"])),
     F("reduce-mean-input", (1, 4, 3), moved("ReduceMean", 1, ints(1, 2)), 18),
 ]  # fmt: skip

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 import random
 import resource
+import subprocess
+import sys
 import time
 from fractions import Fraction
 from itertools import pairwise, product
@@ -247,6 +250,12 @@ def test_a_fixed_input_keeps_its_value(tmp_path: Path) -> None:
     assert found.witness.x.tolist() == [0.1, 0.7]
 
 
+def test_a_property_without_outputs_is_fulfilled_by_any_input(tmp_path: Path) -> None:
+    found = decide(small(2, tmp_path), asked(""), timeout=30)
+    assert found.status == "sat"
+    assert found.witness is not None
+
+
 def test_an_empty_property_holds_and_sizes_must_fit(tmp_path: Path) -> None:
     net = small(2, tmp_path)
     assert decide(net, asked("(assert (>= Y_0 0))", sides=((1, 0), (0, 1))), timeout=5).status == "unsat"
@@ -333,6 +342,28 @@ def test_verify_refuses_bad_usage_with_one_sentence(tmp_path: Path) -> None:
         assert found.exit_code == status, arguments
         assert found.stderr.startswith("error: ")
         assert len(found.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_scripts_of_the_competition(tmp_path: Path) -> None:
+    """By the calling convention: version, category, network, property, results, seconds."""
+    small(0, tmp_path)
+    (tmp_path / "p.vnnlib").write_text(f"{declare(2, 2)}{box((-1, 1), (-1, 1))}(assert (>= Y_0 1000))")
+    tool = tmp_path / "polycert"
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m polycert "$@"\n')
+    tool.chmod(0o755)
+    folder = Path(__file__).parents[1] / "vnncomp"
+    instance = ["v1", "test", str(tmp_path / "net.onnx"), str(tmp_path / "p.vnnlib")]
+    source = str(Path(pc.__file__).parents[1])
+    settings = {**os.environ, "POLYCERT": str(tool), "PYTHONPATH": source}
+    subprocess.run([folder / "prepare_instance.sh", *instance], check=True)
+    results = tmp_path / "results.txt"
+    subprocess.run([folder / "run_instance.sh", *instance, str(results), "60.0"], check=True, env=settings)
+    assert results.read_text() == "unsat\n"
+    broken = [*instance[:3], str(tmp_path / "no.vnnlib")]
+    subprocess.run([folder / "run_instance.sh", *broken, str(results), "60"], check=True, env=settings)
+    assert results.read_text() == "error\n"
+    assert subprocess.run([folder / "prepare_instance.sh", *broken], check=False).returncode != 0
 
 
 def test_export_writes_what_load_reads(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from polycert.rules.recipe import Recipe
 from polycert.rules.selection import Pick, places_of
 
 Pair = tuple[int, int]
+SMALL_WINDOW = 5  # up to this size, a convolution for each pixel of a window is cheap
+LARGEST_WINDOW = 4096
 
 
 def larger(recipe: Recipe, first: int, second: int) -> int:
@@ -59,9 +61,15 @@ def max_pool(in_shape: Shape, windows: Windows, like: Tensor) -> Recipe:
     """The maximum over windows of an image `[C, H, W]`: of one image for each place in the window."""
     recipe = Recipe(in_shape)
     rows, columns = (_looked_at(in_shape[k + 1], windows, k) for k in (0, 1))
-    inside = windows.padding == (0, 0) and all(
-        (windows.size[k] - 1) * windows.stride[k] + windows.dilation[k] * (windows.kernel[k] - 1) < in_shape[k + 1]
-        for k in (0, 1)
+    if windows.kernel[0] * windows.kernel[1] > LARGEST_WINDOW:
+        raise ValueError(f"a maximum is supported over windows of at most {LARGEST_WINDOW} pixels")
+    inside = (
+        windows.padding == (0, 0)
+        and max(windows.kernel) <= SMALL_WINDOW
+        and all(
+            (windows.size[k] - 1) * windows.stride[k] + windows.dilation[k] * (windows.kernel[k] - 1) < in_shape[k + 1]
+            for k in (0, 1)
+        )
     )
     candidates = []
     for i, j in product(range(windows.kernel[0]), range(windows.kernel[1])):

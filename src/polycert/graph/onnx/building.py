@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from polycert.rules import Op
 from polycert.rules.recipe import Recipe
 from polycert.rules.selection import Pick, places_of
 from polycert.rules.shape import Reshape
+
+BUDGET = 2**25  # entries of all values that are computed while a file is read
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,13 @@ class Building:
     like: Tensor
     nodes: list[Node] = field(default_factory=list)
     computed: list[str] = field(default_factory=list)  # constants that were rounded on the way
+    spent: int = 0
+
+    def spend(self, call: Call, shape: Shape) -> None:
+        """Count a computed value's entries: a small file may ask for much in many places."""
+        self.spent += math.prod(checked_shape(shape, str(call)))
+        if self.spent > BUDGET:
+            raise PolycertError(f"its values have more than {BUDGET} entries together, at {call}")
 
     @property
     def opset(self) -> int:
@@ -55,9 +65,12 @@ class Building:
 
     def put(self, call: Call, made: Op | Recipe, shape: Shape, *sources: Value | int) -> Value:
         """Append an op over these nodes; `shape` is the result's in the file."""
-        checked_shape(shape, str(call))
+        before = len(self.nodes)
         places = tuple(s.index if isinstance(s, Value) else s for s in sources)
-        return Value(append(self.nodes, call.name or call.outputs[0], made, places)[0], shape)
+        result = append(self.nodes, call.name or call.outputs[0], made, places)[0]
+        for node in self.nodes[before:]:
+            self.spend(call, node.shape)
+        return Value(result, shape)
 
     def view(self, call: Call, value: Value, shape: Shape) -> int:
         """The node of a value seen in another shape of as many entries."""
@@ -134,7 +147,7 @@ def _fold(building: Building, call: Call, inputs: list[Known]) -> np.ndarray:
     if call.op not in FOLDS:
         raise PolycertError(f"no rule for {call} of constants")
     result = np.asarray(FOLDS[call.op](call, list(inputs), building.opset))
-    checked_shape(result.shape, str(call))
+    building.spend(call, result.shape)
     shortened = call.op == "Cast" and call.get("to") in FLOAT_TYPES and not np.array_equal(result, inputs[0])  # type: ignore[arg-type]
     if result.dtype.kind == "f" and (call.op in ARITHMETIC or shortened):
         building.computed.append(call.name or call.outputs[0])

@@ -13,7 +13,7 @@ import numpy as np
 from polycert.errors import PolycertError
 
 LARGEST_FILE = 2**31 - 1  # what a protobuf can hold
-LARGEST_VALUE = 2**26  # entries of any one tensor in the program
+LARGEST_VALUE = 2**27  # entries of any one tensor in the program
 LARGEST_RANK = 8
 OPSETS = range(7, 24)
 STANDARD = ("", "ai.onnx")
