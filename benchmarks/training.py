@@ -67,7 +67,11 @@ def measure(method: str, architecture: str, steps: int, repeat: int) -> tuple[fl
         batches = list(run.samples.epoch(run.recipe, 0))
         torch.manual_seed(0)
         module = build(ARCHITECTURES[architecture](SHAPE))
-        net, optimiser, loss = pc.capture(module, SHAPE), torch.optim.Adam(module.parameters()), run.recipe.loss(0.0)
+        net, optimiser, loss = (
+            pc.capture(module, SHAPE),
+            torch.optim.Adam(module.parameters(), fused=True),
+            run.recipe.loss(0.0),
+        )
 
         def bare() -> None:
             for k in range(steps):

@@ -86,7 +86,9 @@ def test_two_processes_train_the_model_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["certify", "--eps", "0.02"], ["radius", "--upper", "0.1"]])
+@pytest.mark.parametrize(
+    "command", [["certify", "--eps", "0.02"], ["radius", "--upper", "0.1"], ["attack", "--eps", "0.1"]]
+)
 def test_two_processes_write_the_records_of_one(tmp_path: Path, command: list[str]) -> None:
     torch.manual_seed(0)
     architecture = fc1(SHAPE, hidden=30)

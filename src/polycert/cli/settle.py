@@ -29,6 +29,7 @@ from polycert.exact.question import Question, Settings
 from polycert.exact.verdicts import Verdicts
 from polycert.exact.verify import ask, collect, decisions
 from polycert.inputs import as_labels
+from polycert.processes import processes
 from polycert.records import check_output, whole_file
 from polycert.sets import Ball
 
@@ -153,9 +154,11 @@ def attack_command(options: AttackOptions) -> None:
         frame = pd.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
         return Struck(frame, hits.inputs.cpu())
 
-    with progress_bar(quiet=options.quiet) as bar:
+    with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
         job = prepare(options, ball, asked)
-        done = in_slices(job, bar, "attacking", ask_slice)
+        done = in_slices(job, bar, "attacking", ask_slice, team)
+    if not team.first:
+        return
     frame = pd.concat([part.frame for part in done.parts], ignore_index=True).assign(
         eps=float(ball.eps), norm=f"{asked.norm:g}", steps=options.steps, restarts=options.restarts, seed=options.seed
     )

@@ -58,7 +58,7 @@ def _surroundings(run: Run) -> dict[str, Any]:
 
 
 def _check_recipe(old: dict[str, Any], new: dict[str, Any]) -> None:
-    keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+    keys = sorted(key for key in {*old, *new} - {"about"} if old.get(key) != new.get(key))
     if keys:
         raise PolycertError(
             f"this run was started with other values of {', '.join(keys)}: resume with the same recipe, "
