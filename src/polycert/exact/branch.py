@@ -7,6 +7,7 @@ the steps of the ascent, because the worst input jumps between corners.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,16 +47,21 @@ class Search:
         self.fast = self.problem.to(torch.float32)
         self.open_clauses = torch.arange(len(self.problem.members))
 
-    def run(self) -> Result:
-        """Optimise slopes at the root, then branch until nothing is open or the time is up."""
+    def run(self, nodes: float = math.inf) -> Result:
+        """Optimise slopes at the root, then branch until nothing is open, or the time or so many nodes are spent."""
         opening = self.bound(Nodes.roots(self.fast), 1)
         open_ = self.bound(opening.nodes, ROOT_STEPS) if len(opening.nodes) else opening
         if self.witness is not None or not len(open_.nodes):
             return self._result("slopes", done=True)
-        while len(open_.nodes) and self.witness is None and self.budget.spent < self.seconds:
+        most = self.budget.nodes + nodes
+        while len(open_.nodes) and self.witness is None and self.budget.nodes < most and self._in_time:
             open_ = self._branch(open_)
         self.open_clauses = open_.nodes.clause.unique()
         return self._result("branch", done=not len(open_.nodes))
+
+    @property
+    def _in_time(self) -> bool:
+        return self.budget.spent < self.seconds
 
     def _result(self, stage: str, *, done: bool) -> Result:
         found = self.witness or (self.doubtful if self.stuck or not done else None)
