@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -24,9 +25,14 @@ from polycert.exact.hidden import KINDS, relax, tighter
 from polycert.exact.milp import SOLVERS, solve
 from polycert.exact.nodes import Nodes
 from polycert.exact.reduction import Reduced, piecewise_linear, reduce
+from polycert.exact.refine import refine
 from polycert.exact.slopes import ascend, look
 from polycert.exact.witness import Replay
 from polycert.forms import Dense
+from polycert.graph import Graph, Node
+from polycert.rules import Interval, Pieces
+from polycert.rules.activation import LeakyRelu
+from polycert.rules.affine import MatMul
 from solvers import Piecewise, exact_values
 
 F64 = torch.float64
@@ -278,6 +284,58 @@ def test_any_multipliers_give_a_valid_bound(case: Case, norm: float) -> None:
         fits = ((z[None] * split[:, None]) >= 0).all(2)  # [nodes, points]
         values = weight @ rows.T
         assert bool((values >= bound[:, None])[fits].all())
+
+
+@pytest.mark.parametrize("case", PIECEWISE, ids=str)
+def test_refined_units_hold_their_values(case: Case) -> None:
+    """Tighter intervals still hold every unit, and the rows are the same functions with fewer units."""
+    _, net, x, _ = ready(case)
+    set_ = ball(math.inf, eps=0.4)
+    problem, _ = problem_of(net, x[:1], set_)
+    with torch.no_grad():
+        refined = refine(problem, Budget(60))
+    points = set_.at(x[:1]).sample(300, torch.Generator().manual_seed(2))[:, 0].flatten(1)
+    rows, (z, found) = problem.values(points)[1], refined.values(points)
+    assert refined.count <= problem.count
+    assert bool((z >= refined.lower).all() and (z <= refined.upper).all())
+    assert found == pytest.approx(rows.numpy(), abs=1e-11)
+    assert bool((refined.rows.error >= problem.rows.error).all())
+
+
+def test_refining_makes_units_stable() -> None:
+    counts = [(p.count, refine(p, Budget(60)).count) for p in (hard_problem(seed, (6, 6, 4)) for seed in range(8))]
+    assert sum(after for _, after in counts) < sum(before for before, _ in counts)
+
+
+@dataclass(frozen=True, eq=False)
+class Clip(LeakyRelu):
+    """`min(max(z, -0.5), 0.7)`: two bends, neither at 0."""
+
+    @property
+    def pieces(self) -> Pieces:
+        return Pieces(-0.5, 0.0, ((-0.5, 1.0), (0.7, -1.0)))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return inputs[0].clamp(-0.5, 0.7)
+
+
+def test_units_with_several_bends_are_reduced() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(*shape, generator=generator, dtype=F64) for shape in ((6, 3), (2, 6)))
+    nodes = (
+        Node("input", None, (), (3,)),
+        Node("first", MatMul(first, None, (3,), (6,)), (0,), (6,)),
+        Node("clip", Clip((6,)), (1,), (6,)),
+        Node("second", MatMul(second, None, (6,), (2,)), (2,), (2,)),
+    )
+    graph, region = Graph(nodes, F64, torch.device("cpu")), pc.Ball(math.inf, 0.6).at(torch.zeros(1, 3, dtype=F64))
+    reach = 0.6 * first.abs().sum(1)[None]
+    spec = Specification.margins(0, 2)
+    problem = reduce(graph, region, {1: Interval(-reach, reach)}, spec)
+    assert problem.count > 6  # both bends of some units
+    points = region.sample(100, generator)[:, 0]
+    expected = graph.forward(points) @ spec.rows.T
+    assert problem.values(points)[1] == pytest.approx(expected.numpy(), abs=1e-12)
 
 
 # --- optimised slopes ----------------------------------------------------------------------------------------------

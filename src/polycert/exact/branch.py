@@ -1,12 +1,14 @@
 """Branch and bound on the sides of unstable units, many nodes at a time.
 
-The unit to branch on is the one that takes most from the bound at the node's worst input: these gaps add up to the
-difference between the bound and the network's true value there (a BaBSR score without its estimates), as a mean over
-the steps of the ascent, because the worst input jumps between corners.
+Units to branch on are found in two steps (a filtered BaBSR). In every layer, the units that take most from the bound at
+the node's worst input are candidates: these gaps add up to the difference between the bound and the network's true
+value there; they are means over the steps of the ascent, because the worst input jumps between corners. Each candidate
+is then tried, and the one whose lower half gains most is taken.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,8 +25,10 @@ from polycert.exact.specification import worst_clause
 from polycert.exact.witness import Replay, Witness
 
 ROOT_STEPS = 24
-STEPS = 8
+STEPS = 8  # of each half, and as many again for deeper networks
 BATCH = 64
+CANDIDATES = 8  # of each layer
+TRIAL_STEPS = 1
 # Candidates below this margin in the search's type are worth a forward pass.
 CANDIDATE = 1e-4
 
@@ -46,16 +50,21 @@ class Search:
         self.fast = self.problem.to(torch.float32)
         self.open_clauses = torch.arange(len(self.problem.members))
 
-    def run(self) -> Result:
-        """Optimise slopes at the root, then branch until nothing is open or the time is up."""
+    def run(self, nodes: float = math.inf) -> Result:
+        """Optimise slopes at the root, then branch until nothing is open, or the time or so many nodes are spent."""
         opening = self.bound(Nodes.roots(self.fast), 1)
         open_ = self.bound(opening.nodes, ROOT_STEPS) if len(opening.nodes) else opening
         if self.witness is not None or not len(open_.nodes):
             return self._result("slopes", done=True)
-        while len(open_.nodes) and self.witness is None and self.budget.spent < self.seconds:
+        most = self.budget.nodes + nodes
+        while len(open_.nodes) and self.witness is None and self.budget.nodes < most and self._in_time:
             open_ = self._branch(open_)
         self.open_clauses = open_.nodes.clause.unique()
         return self._result("branch", done=not len(open_.nodes))
+
+    @property
+    def _in_time(self) -> bool:
+        return self.budget.spent < self.seconds
 
     def _result(self, stage: str, *, done: bool) -> Result:
         found = self.witness or (self.doubtful if self.stuck or not done else None)
@@ -112,11 +121,29 @@ class Search:
         inner = free.any(1)
         if self.witness is not None or not bool(inner.any()):
             return kept
-        unit = torch.where(free, gaps, -torch.inf)[inner].argmax(1)
         self.budget.nodes += 2 * int(inner.sum())
-        halves = self.bound(halve(nodes[inner], unit), STEPS)
+        halves = self.bound(self._halves(nodes[inner], gaps[inner]), STEPS * min(len(self.fast.layers), 2))
         joined = [torch.cat(pair) for pair in zip(kept[1:], halves[1:], strict=True)]
         return Ascent(Nodes.join([kept.nodes, halves.nodes]), joined[0], joined[1])
+
+    def _halves(self, nodes: Nodes, gaps: Tensor) -> Nodes:
+        """Both halves of each node by the best of its candidates, with the multipliers of the trial."""
+        score = torch.where(nodes.split == 0, gaps, -torch.inf)
+        places = [
+            layer.start + score[:, layer].topk(min(CANDIDATES, layer.stop - layer.start), 1).indices
+            for layer in self.fast.layers
+        ]
+        unit = torch.cat(places, 1)
+        count, trials = unit.shape
+        repeated = nodes[torch.arange(count).repeat_interleave(trials)]
+        tried = ascend(self.fast, halve(repeated, unit.flatten()), steps=TRIAL_STEPS).nodes
+        self.budget.evaluations += TRIAL_STEPS * len(tried)
+        # More than enough to be proved is no more than enough.
+        gain = (tried.bound.reshape(2, count, trials) - nodes.bound[:, None]).clamp(min=0)
+        low, high = gain.minimum(-nodes.bound[:, None]).sort(0).values
+        worth = low + 0.1 * high + 1e-6 * score.gather(1, unit)
+        taken = torch.arange(count) * trials + worth.argmax(1)
+        return tried[torch.cat([taken, taken + count * trials])]
 
     def _crowded(self, nodes: Nodes) -> bool:
         """Whether memory is short: then what is nearest to a proof goes first."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -13,13 +16,15 @@ from polycert.exact.hidden import KINDS, Intervals, relax, tighter
 from polycert.exact.milp import get_solver, solve
 from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, Decision, Result
 from polycert.exact.reduction import piecewise_linear, reduce
+from polycert.exact.refine import refine
 from polycert.exact.specification import Specification
 from polycert.exact.witness import Replay
 from polycert.forms import Dense
 from polycert.graph import Network
 from polycert.sets import Region
 
-BRANCHING = 0.75  # share of the time; the rest is for a mixed-integer program
+BRANCHING = 0.7  # share of the time; the rest is for a mixed-integer program
+FIRST_NODES = 32  # after so many, deeper units are worth tighter bounds
 
 
 def decide(
@@ -83,7 +88,11 @@ def settle(
     with torch.no_grad():
         problem = reduce(replay.net.double, replay.region, intervals, spec)
         search = Search(problem, replay, budget, BRANCHING * budget.seconds)
-        result = search.run()
+        result = search.run(FIRST_NODES if len(problem.layers) > 1 else math.inf)
+        if result.status == UNKNOWN and len(problem.layers) > 1 and not budget.over:
+            problem = refine(replace(problem, members=problem.members[search.open_clauses]), budget)
+            search = Search(problem, replay, budget, BRANCHING * budget.seconds)
+            result = search.run()
         if result.status == UNKNOWN and not budget.over:
             result = solve(problem, search.open_clauses, replay, budget, get_solver(solver))
         return close(result, budget)

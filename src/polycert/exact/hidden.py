@@ -16,7 +16,7 @@ from polycert.rules import Interval
 from polycert.sets import Region
 
 Intervals = dict[int, Interval]
-KINDS = (("ibp", "parallel"), ("crown", "parallel"), ("crown", "adaptive"))
+KINDS = (("ibp", "parallel"), ("crown", "parallel"))  # cheap; searches tighten by themselves what they need
 
 
 class Relaxed(NamedTuple):

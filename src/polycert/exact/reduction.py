@@ -213,7 +213,8 @@ def _straight(activation: Activation, given: Interval, rounding: Rounding | None
     offset = torch.full_like(given.lower, pieces.value)
     for at, change in pieces.bends:
         passed = given.lower >= at
-        slope, offset = slope + change * passed, offset - change * at * passed
+        slope = torch.where(passed, slope + change, slope)
+        offset = torch.where(passed, offset - change * at, offset)
     steepness = abs(pieces.slope) + sum(abs(change) for _, change in pieces.bends)
     constant = abs(pieces.value) + sum(abs(change * at) for at, change in pieces.bends)
     error = rounding.library(given.magnitude * steepness + constant)
