@@ -11,8 +11,6 @@ from polycert.rules.convolution import Conv2d, same_padding
 from polycert.rules.recipe import Recipe
 from polycert.rules.shape import Reshape
 
-Pair = tuple[int, int]
-
 
 def as_image(shape: Shape) -> Shape:
     """`[C, L]` as `[C, 1, L]`."""
