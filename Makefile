@@ -20,7 +20,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow

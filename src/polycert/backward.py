@@ -96,11 +96,7 @@ class Pass:
         Filled up with others where a sample has fewer than the most.
         """
         if index not in self._bends:
-            lines = self.lines(index)
-            bent = ((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1)
-            count = int(bent.sum(1).max())
-            few = count <= FEW_UNITS * bent.shape[1]
-            self._bends[index] = bent.byte().topk(count, dim=1).indices if few else None
+            self._bends[index] = bent_units(self.lines(index))
         return self._bends[index]
 
     def reach(self, index: int) -> Interval:
@@ -145,6 +141,13 @@ class Pass:
         if isinstance(node.op, Activation):
             return node.op.peak(*self.interval(node.inputs[0]))
         return node.op.magnitude(*(self.size(i) for i in node.inputs))
+
+
+def bent_units(lines: Lines) -> Tensor | None:
+    """See `Pass.bends`."""
+    bent = ((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1)
+    count = int(bent.sum(1).max())
+    return bent.byte().topk(count, dim=1).indices if count <= FEW_UNITS * bent.shape[1] else None
 
 
 @dataclass(eq=False)
