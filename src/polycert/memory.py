@@ -62,14 +62,35 @@ def keep_freed_blocks() -> None:
     torch.empty(KEPT_BLOCK, dtype=torch.uint8)
 
 
-def batch_size_for(graph: Graph, memory: int | None = None, threads: int = 1) -> int:
-    """Samples per batch: their final rows fit into a few chunks, and all threads' activations into memory."""
-    rows = math.prod(graph.output_shape)
-    batch = FINAL_CHUNKS * CHUNK // (rows * row_width(graph, graph.output))
+def batch_size_for(graph: Graph, numbers: int | None = None, memory: int | None = None, threads: int = 1) -> int:
+    """Samples per batch.
+
+    Args:
+        graph: what is bounded.
+        numbers: coefficients that a method holds for one sample (a few chunks are for all); None for final rows.
+        memory: bytes for the activations of all threads' batches; None for half of what is free.
+        threads: batches at work at once.
+    """
+    batch = FINAL_CHUNKS * CHUNK // (of_rows(graph) if numbers is None else numbers)
     number = torch.finfo(graph.dtype).bits // 8
     budget = (free_memory() // 2 if memory is None else memory) // threads - CHUNKS_AT_ONCE * CHUNK * number
     activations = sum(math.prod(node.shape) for node in graph.nodes)
     return max(1, min(LARGEST_BATCH, batch, budget // (COPIES * activations * number)))
+
+
+def of_rows(graph: Graph) -> int:
+    """Coefficients of one sample's final rows where they are most."""
+    return math.prod(graph.output_shape) * row_width(graph, graph.output)
+
+
+def of_slopes(graph: Graph) -> int:
+    """The same where every row has slopes of its own, and what their gradients need."""
+    return 2 * FINAL_CHUNKS * of_rows(graph)
+
+
+def of_columns(graph: Graph) -> int:
+    """Coefficients of one sample's largest layer over the inputs."""
+    return math.prod(graph.input_shape) * max(math.prod(node.shape) for node in graph.nodes)
 
 
 def free_memory() -> int:

@@ -21,7 +21,7 @@ from polycert.errors import PolycertError
 from polycert.forms import Dense, Form
 from polycert.forward import ForwardPass, final_by_forward, hidden_by_forward
 from polycert.graph import Graph
-from polycert.memory import keep_freed_blocks
+from polycert.memory import keep_freed_blocks, of_columns, of_rows, of_slopes
 from polycert.optimised import final_by_slopes
 from polycert.relaxations import RELAXATIONS, Relaxation, parallel
 from polycert.rounding import Rounding
@@ -60,20 +60,21 @@ def final_by_interval(run: Pass, form: Form, side: int) -> Bound:
 
 
 class Method(NamedTuple):
-    """Where hidden bounds come from, and how the final rows are bounded."""
+    """Where hidden bounds come from, how the final rows are bounded, and how many coefficients that takes."""
 
     hidden: Callable[[Pass, int], Interval]
     final: Callable[[Pass, Form, int], Bound]
     run: type[Pass] = Pass
     sloped: bool = True
+    numbers: Callable[[Graph], int] = of_rows  # of one sample
 
 
 METHODS: dict[str, Method] = {
     "ibp": Method(hidden_by_interval, final_by_interval, sloped=False),
-    "forward": Method(hidden_by_forward, final_by_forward, run=ForwardPass),
+    "forward": Method(hidden_by_forward, final_by_forward, run=ForwardPass, numbers=of_columns),
     "crown": Method(hidden_by_backward, final_by_backward),
     "crown-ibp": Method(hidden_by_interval, final_by_backward),
-    "alpha-crown": Method(hidden_by_backward, final_by_slopes),
+    "alpha-crown": Method(hidden_by_backward, final_by_slopes, numbers=of_slopes),
 }
 
 

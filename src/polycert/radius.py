@@ -212,7 +212,7 @@ def largest_radius(
     ball = Ball(norm, upper, low, high, minimum=minimum)
     region = ball.at(inputs)
     judge = Judge(network, method, relaxation, rigorous)
-    batch = batch_size or batch_size_for(judge.graph, memory, threads)
+    batch = batch_size or batch_size_for(judge.graph, get_method(method).numbers(judge.graph), memory, threads)
     labels = None if y is None else torch.as_tensor(y)
 
     def search(part: slice) -> Radii:

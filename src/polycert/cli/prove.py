@@ -55,7 +55,7 @@ def certify_command(options: CertifyOptions) -> None:
         return replace(found, index=index)
 
     with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
-        job = prepare(options, ball, asked)
+        job = prepare(options, ball, asked, options.method)
         done = in_slices(job, bar, "certifying", ask, team)
     if not team.first:
         return
@@ -103,7 +103,7 @@ def radius_command(options: RadiusOptions) -> None:
         return replace(found, index=index)
 
     with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
-        job = prepare(options, ball, asked)
+        job = prepare(options, ball, asked, options.method)
         done = in_slices(job, bar, "searching", ask, team)
     if not team.first:
         return

@@ -24,6 +24,7 @@ from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels
 from polycert.loading import load
 from polycert.memory import batch_size_for
+from polycert.methods import get_method
 from polycert.processes import own_device
 from polycert.sets import Ball
 
@@ -78,7 +79,7 @@ def plan(options: Task) -> Plan:
     )
 
 
-def prepare(options: Task, ball: Ball, plan: Plan) -> Job:
+def prepare(options: Task, ball: Ball, plan: Plan, method: str = "crown") -> Job:
     """Load everything and check all samples, so that nothing is refused halfway."""
     network = load_model(options.model, options.weights, plan.device)
     x, y, source = _read(options)
@@ -92,7 +93,8 @@ def prepare(options: Task, ball: Ball, plan: Plan) -> Job:
         if len(y) != len(x):
             raise PolycertError(f"there are {len(x)} samples but {len(y)} labels in {source}")
         labels = as_labels(y[index].to(plan.device), torch.zeros_like(index, device=plan.device), classes_of(graph))
-    batch = options.batch_size or batch_size_for(graph, plan.memory, plan.threads)
+    numbers = get_method(method).numbers(graph)
+    batch = options.batch_size or batch_size_for(graph, numbers, plan.memory, plan.threads)
     return Job(network, inputs, labels, index, source, len(x), batch, plan.threads)
 
 

@@ -192,7 +192,7 @@ def prepare(
         optimiser,
         processes.wrap(objective),
         watched,
-        batch_size_for(watched.bind(), memory),
+        batch_size_for(watched.bind(), memory=memory),
     )
 
 
