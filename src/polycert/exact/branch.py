@@ -76,7 +76,7 @@ class Search:
 
     def bound(self, nodes: Nodes, steps: int) -> Ascent:
         """Bound nodes, try their worst inputs, and leave out what is proved."""
-        found = ascend(self.fast, nodes, steps=steps)
+        found = ascend(self.fast, nodes, steps=steps, goal=0.0)
         self.budget.evaluations += steps * len(nodes)
         self._try(found.inputs)
         left = ~self._proved(found.nodes)

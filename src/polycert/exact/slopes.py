@@ -42,12 +42,13 @@ class Point(NamedTuple):
     weight: Tensor
 
 
-def ascend(problem: Reduced, nodes: Nodes, *, steps: int) -> Ascent:
+def ascend(problem: Reduced, nodes: Nodes, *, steps: int, goal: float = math.inf) -> Ascent:
     """Raise the bounds of nodes; a node keeps its best multipliers.
 
     Args:
         problem: in any type; bounds found here only guide.
         steps: evaluations of the bound, at least 1; the first is at the given multipliers.
+        goal: when all bounds are above it, that is enough.
     """
     members = problem.members[nodes.clause]
     single = bool((members.sum(1) == 1).all())
@@ -61,7 +62,7 @@ def ascend(problem: Reduced, nodes: Nodes, *, steps: int) -> Ascent:
         best = _keep(best, better, alpha, beta, weight, at.value)
         inputs = torch.where(better[:, None], at.inputs, inputs) if step else at.inputs
         gaps = RECENT * gaps + (1 - RECENT) * at.gaps if step else at.gaps
-        if step + 1 == steps:
+        if step + 1 == steps or bool((best.bound > goal).all()):
             break
         rate = RATE * FADE**step
         alpha = (alpha + rate * movers[0].direction(at.alpha)).clamp_(0, 1)
