@@ -71,6 +71,8 @@ def main() -> None:
             found.append(f"{exponent(sizes, costs):.2f}")
             panel.loglog(sizes, [1e3 * c for c in costs], marker="o", label=method)
             panel.set_xlabel(name)
+            panel.set_xticks(sizes, [str(size) for size in sizes])
+            panel.minorticks_off()
         print(f"| {method} | " + " | ".join(found) + " |", flush=True)
     panels[0].set_ylabel("ms")
     panels[0].legend(frameon=False)
