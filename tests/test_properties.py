@@ -263,6 +263,25 @@ def test_an_empty_property_holds_and_sizes_must_fit(tmp_path: Path) -> None:
         decide(net, asked("(assert (>= Y_0 0))", inputs=3, sides=((0, 1),) * 3), timeout=5)
 
 
+@pytest.mark.parametrize("limit", [2**20, 150, 40])
+def test_every_box_is_bounded_over_its_own_sides(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Chunks of few rows hold some of the boxes only, down to a single one."""
+    monkeypatch.setattr("polycert.memory.CHUNK", limit)
+    torch.manual_seed(0)
+    layers = (nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    graph = pc.capture(nn.Sequential(*layers).double(), (3,)).bind()
+    corner, width = torch.rand(7, 3).double() * 4 - 2, torch.rand(7, 1).double() * 2
+    boxes = Boxes(corner, corner + width)
+    rows = Rows(torch.eye(2).double(), torch.zeros(2).double())
+    with torch.no_grad():
+        whole = Search(graph, rows, error_model(graph), []).bound(boxes).value
+        for k in range(len(whole)):
+            alone = Search(graph, rows, error_model(graph), []).bound(boxes.pick(torch.tensor([k]))).value
+            torch.testing.assert_close(whole[k], alone[0], rtol=1e-9, atol=1e-9)
+            points = corner[k] + torch.rand(200, 3).double() * width[k]
+            assert bool((graph.forward(points).amin(0) >= whole[k]).all())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_cutting_boxes_loses_no_point_that_fails(seed: int, tmp_path: Path) -> None:
     """Every point with no positive row lies in what is left of some box."""

@@ -85,7 +85,8 @@ class _LeastNorm(torch.autograd.Function):
         if cap is not None:
             prices = _prices(weight, cap, wanted, norm)
             boxed = torch.minimum(prices.nan_to_num(nan=math.inf).clamp(min=0), weight)
-            room = cap.clamp(max=ENDLESS)  # nothing times an endless room is nothing
+            # Nothing times an endless room is nothing; a norm up to this size moves no coordinate further anyway.
+            room = cap.clamp(max=ENDLESS)
             paid = ((weight - boxed) * room).sum(-1) * (1 + 8 * relative)
             joint = _ratio(wanted - paid, dual_norm(boxed, norm))
             price = torch.where((joint > norms)[..., None], boxed, weight)

@@ -93,7 +93,7 @@ class Region:
     x: Tensor  # [batch, *shape]
     norm: float
     eps: Tensor  # [batch], float64
-    low: Tensor | None  # [1, *shape]
+    low: Tensor | None  # [1, *shape], or [batch, *shape] for a box of each sample's own
     high: Tensor | None
     minimum: str
 
@@ -104,8 +104,9 @@ class Region:
             raise PolycertError("inputs lie outside the box [low, high]: scale them, or widen the box")
 
     def __getitem__(self, index: Tensor | slice) -> Region:
-        """The same for some of the samples."""
-        return replace(self, x=self.x[index], eps=self.eps[index])
+        """The same for some of the samples; sides of their own go with them."""
+        low, high = (side if side is None or len(side) == 1 else side[index] for side in (self.low, self.high))
+        return replace(self, x=self.x[index], eps=self.eps[index], low=low, high=high)
 
     def to(self, dtype: torch.dtype) -> Region:
         """The same set in another floating-point type: the box rounds outward, x to the nearest."""

@@ -157,8 +157,9 @@ class Search:
             size = (slope.abs() * torch.maximum(lower.abs(), upper.abs())).sum(1) + offset.abs()
             room = -(total[:, None] - least) + SAFE * size[:, None]  # slope_j x_j may be this large
             ends = room / torch.where(slope == 0, torch.ones_like(slope), slope)
-            upper = torch.where(slope > 0, torch.minimum(upper, ends), upper)
-            lower = torch.where(slope < 0, torch.maximum(lower, ends), lower)
+            known = torch.isfinite(ends)  # a bound that overflowed cuts nothing
+            upper = torch.where(known & (slope > 0), torch.minimum(upper, ends), upper)
+            lower = torch.where(known & (slope < 0), torch.maximum(lower, ends), lower)
         alive = (lower <= upper).all(1)
         shape = boxes.lower.shape
         cut = Boxes(lower.reshape(shape)[alive], upper.reshape(shape)[alive])
