@@ -87,6 +87,13 @@ def _status(file: Path, key: str) -> int:
     return int(next(line for line in file.read_text().splitlines() if line.startswith(key)).split()[1])
 
 
+def measured(network: str, name: str, batch: int, plain: float, need: int, work: Callable[[], object]) -> Row:
+    """A line of the table: `plain` seconds is a forward pass of the batch, `need` operations one image."""
+    spent, rate = seconds(work), sgemm_rate()
+    memory, ideal = peak_memory(work), batch * need / rate
+    return Row(network, name, batch, 1e3 * spent / batch, memory, spent / plain, need / GIGA, spent / ideal)
+
+
 def certify_rows(given: Subject) -> Iterator[Row]:
     """Every method on every batch size; `crown` with distances is PEC."""
     graph = given.net.bind()
@@ -110,18 +117,7 @@ def certify_rows(given: Subject) -> Iterator[Row]:
                     batch_size=batch,  # noqa: B023
                 )
 
-            spent, rate = seconds(work), sgemm_rate()
-            need = batch * bound_flops(graph, method)
-            yield Row(
-                given.name,
-                f"{method}, {relaxation}",
-                batch,
-                1e3 * spent / batch,
-                peak_memory(work),
-                spent / plain,
-                need / batch / GIGA,
-                spent / (need / rate),
-            )
+            yield measured(given.name, f"{method}, {relaxation}", batch, plain, bound_flops(graph, method), work)
 
 
 def training_rows(given: Subject, batch: int) -> Iterator[Row]:
@@ -140,18 +136,8 @@ def training_rows(given: Subject, batch: int) -> Iterator[Row]:
         def work(loss: torch.nn.Module = loss) -> None:
             loss(given.net, x, y, given.ball).backward()
 
-        spent, rate = seconds(work), sgemm_rate()
-        need = batch * 3 * (bound_flops(graph, method) + forward_flops(graph))
-        yield Row(
-            given.name,
-            f"step {name}",
-            batch,
-            1e3 * spent / batch,
-            peak_memory(work),
-            spent / plain,
-            need / batch / GIGA,
-            spent / (need / rate),
-        )
+        need = 3 * (bound_flops(graph, method) + forward_flops(graph))
+        yield measured(given.name, f"step {name}", batch, plain, need, work)
 
 
 def rows(only: str) -> Iterator[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from polycert.graph import Graph
+from polycert.memory import row_sizes
 from polycert.rules.affine import MatMul
 from polycert.rules.base import Activation
 from polycert.rules.convolution import Conv2d
@@ -46,19 +47,10 @@ def _fan_in(op: object) -> int:
 
 def _row_flops(graph: Graph, target: int) -> int:
     """One row over a node pulled to the input; its own weights are there already, and windows stay windows."""
-    window: tuple[int, int] | None = (1, 1)
     total, begun = 0, False
-    for index in graph.ancestors(target):
-        node = graph.nodes[index]
-        size = math.prod(node.shape)
-        if window is not None and len(node.shape) == 3:
-            size = min(size, node.shape[0] * window[0] * window[1])
-        elif index != target:
-            window = None
-        begun = begun or isinstance(node.op, Activation)
-        if begun and isinstance(node.op, MatMul):
-            total += 2 * size * node.op.weight.shape[1]
-        elif isinstance(node.op, Conv2d):
-            total += 2 * size * int(node.op.weight[0].numel()) if begun else 0
-            window = None if window is None else node.op.reach(window)
+    for index, size in row_sizes(graph, target):
+        op = graph.nodes[index].op
+        begun = begun or isinstance(op, Activation)
+        if begun and isinstance(op, MatMul | Conv2d):
+            total += 2 * size * int(op.weight[0].numel())
     return total

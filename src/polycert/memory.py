@@ -102,12 +102,16 @@ def free_memory() -> int:
 
 
 def row_width(graph: Graph, target: int) -> int:
-    """The most coefficients that one row over node `target` has at any node on the way to the input.
+    """The most coefficients that one row over node `target` has at any node on the way to the input."""
+    return max((size for index, size in row_sizes(graph, target) if index != target), default=1)
+
+
+def row_sizes(graph: Graph, target: int) -> Iterator[tuple[int, int]]:
+    """The nodes on the way from `target` to the input, and how many coefficients one row has there.
 
     A row stays within a window as long as it passes convolutions.
     """
     window: tuple[int, int] | None = (1, 1)
-    most = 1
     for index in graph.ancestors(target):
         node = graph.nodes[index]
         size = math.prod(node.shape)
@@ -115,7 +119,6 @@ def row_width(graph: Graph, target: int) -> int:
             size = min(size, node.shape[0] * window[0] * window[1])
         elif index != target:
             window = None
-        most = max(most, size) if index != target else most
+        yield index, size
         if isinstance(node.op, Conv2d) and window is not None:
             window = node.op.reach(window)
-    return most

@@ -79,10 +79,6 @@ class Form(ABC):
     def abs_dot(self, values: Tensor) -> Tensor:
         """The rows' absolute values applied to `values`: `[batch, rows]`."""
 
-    def abs_dots(self, *values: Tensor) -> list[Tensor]:
-        """`abs_dot` for several values."""
-        return [self.abs_dot(v) for v in values]
-
     @abstractmethod
     def scale(self, factor: Tensor) -> Form:
         """Every coefficient times `factor` `[batch or 1, *shape]`."""

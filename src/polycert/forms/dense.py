@@ -37,12 +37,7 @@ class Dense(FlatForm):
 
     def abs_dot(self, values: Tensor) -> Tensor:
         """As `dot` with absolute coefficients."""
-        return self.abs_dots(values)[0]
-
-    def abs_dots(self, *values: Tensor) -> list[Tensor]:
-        """The absolute coefficients are made once."""
-        coef = self.coefficients().abs()
-        return [rows_dot(coef, v.flatten(1)) for v in values]
+        return rows_dot(self.coefficients().abs(), values.flatten(1))
 
     def scale(self, factor: Tensor) -> Form:
         """Elementwise; put off where the coefficients are shared and the factor is not."""
@@ -122,12 +117,7 @@ class Scaled(FlatForm):
 
     def abs_dot(self, values: Tensor) -> Tensor:
         """As `dot` with absolute coefficients."""
-        return self.abs_dots(values)[0]
-
-    def abs_dots(self, *values: Tensor) -> list[Tensor]:
-        """The absolute coefficients are made once."""
-        coef, factor = self.coef.flatten(2).abs(), self.factor.abs()
-        return [rows_dot(coef, (factor * v).flatten(1)) for v in values]
+        return rows_dot(self.coef.flatten(2).abs(), (self.factor.abs() * values).flatten(1))
 
     def scale(self, factor: Tensor) -> Scaled:
         """Factors multiply."""

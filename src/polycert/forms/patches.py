@@ -32,12 +32,7 @@ class Patches(Windowed):
 
     def abs_dot(self, values: Tensor) -> Tensor:
         """As `dot` with absolute coefficients."""
-        return self.abs_dots(values)[0]
-
-    def abs_dots(self, *values: Tensor) -> list[Tensor]:
-        """The absolute coefficients are made once."""
-        coef = self.coefficients().abs()
-        return [self.collect(_grid_dot(coef, self._windows(v))) for v in values]
+        return self.collect(_grid_dot(self.coefficients().abs(), self._windows(values)))
 
     def dense(self) -> Dense:
         """Scatter every window to its place."""
