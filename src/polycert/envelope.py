@@ -12,6 +12,7 @@ from torch import Tensor
 from polycert.backward import LOWER, Bound
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Differences, Form
+from polycert.forms.dense import rows_dot
 from polycert.geometry import dual_norm, least_norm
 from polycert.graph import Graph
 from polycert.methods import get_method, passes
@@ -78,7 +79,7 @@ class Envelope:
         dtype = self.slope.dtype if self.rounding is None else torch.float64
         region = self.region.to(dtype)
         coef = self.slope.flatten(2).to(dtype)
-        at_x = (coef @ region.x.flatten(1).unsqueeze(2)).squeeze(2)
+        at_x = rows_dot(coef, region.x.flatten(1))
         rooms = region.box_rooms()
         if rooms is None:
             return coef.abs(), None, None, at_x + self.offset.to(dtype)

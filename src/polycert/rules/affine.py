@@ -13,6 +13,7 @@ from torch import Tensor
 from polycert.forms import Dense, Differences, Form, Identity, Selected, Shape
 from polycert.rounding import Rounding
 from polycert.rules.base import Affine, Call, Interval, Linear, Value, constant_rows, rule
+from polycert.rules.rowwise import RowProduct
 
 WEIGHTS_AT_ONCE = 2**20
 
@@ -51,7 +52,8 @@ class MatMul(Affine):
 
     def adjoint(self, rows: Tensor) -> Tensor:
         """`a W`."""
-        return rows @ self.weight
+        found: Tensor = RowProduct.apply(rows.flatten(0, -2), self.weight)  # type: ignore[no-untyped-call]
+        return found.reshape(*rows.shape[:-1], -1)
 
     def pull_identity(self, form: Identity) -> Form:
         """The weights themselves, shared by all samples."""
