@@ -40,8 +40,6 @@ FIXED = {
     "epochs": 10,
     "validation": 500,
     "certified": 500,
-    "clip": 1.0,
-    "average": 0.998,
 }
 
 

@@ -87,22 +87,26 @@ class Run:
         self.optimiser.zero_grad(set_to_none=True)
         value: Tensor = self.objective(self.recipe.loss(now), batch.x, batch.y, self.recipe.ball(now), batch.draws)
         value.backward()
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.recipe.clip or float("inf"))
-        found = torch.stack([value.detach(), norm.detach()])
-        found = self.processes.mean(found)
+        norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
+        found = self.processes.mean(torch.stack([value.detach(), norm]))
         if not bool(torch.isfinite(found).all()):
             raise FloatingPointError
+        if self.recipe.clip is not None and float(norm) > self.recipe.clip:
+            nn.utils.clip_grads_with_norm_(self.module.parameters(), self.recipe.clip, norm)
         self.optimiser.step()
         self._average(now)
         return found[0]
 
     def _average(self, now: float) -> None:
-        if self.averaged is self.module:
+        """Let the average follow; until the step before it counts, it need not."""
+        if self.recipe.average is None or now + 2 / self.samples.steps(self.recipe) < self.recipe.average_from:
             return
-        weight = 1 - self.recipe.average if self.recipe.average and now >= self.recipe.average_from else 1.0
-        with torch.no_grad():
-            for mean, value in zip(self.averaged.parameters(), self.module.parameters(), strict=True):
-                mean.lerp_(value, weight)
+        self._follow(1 - self.recipe.average if now >= self.recipe.average_from else 1.0)
+
+    @torch.no_grad()
+    def _follow(self, weight: float) -> None:
+        for mean, value in zip(self.averaged.parameters(), self.module.parameters(), strict=True):
+            mean.lerp_(value, weight)
 
     def epoch(self, epoch: int, report: Report) -> dict[str, Any]:
         """All steps of an epoch, then validation."""
@@ -118,6 +122,8 @@ class Run:
             report(Moment(epoch * steps + k + 1, self.recipe.epochs * steps, epoch, float(loss)))
         trained = time.perf_counter() - clock
         last = epoch + (steps - 1) / steps
+        if last < self.recipe.average_from:
+            self._follow(1.0)
         row = {"epoch": epoch + 1, "loss": float(total) / steps}
         row |= {"eps": self.recipe.eps.at(last), "lr": self.recipe.learning_rate(last)}
         row |= self.validate() if self.processes.first else {}
