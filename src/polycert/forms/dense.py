@@ -10,6 +10,8 @@ from torch import Tensor
 
 from polycert.forms.base import FlatForm, Form, Pullable, Shape
 
+CACHED = 2**20  # numbers
+
 
 @dataclass(frozen=True)
 class Dense(FlatForm):
@@ -36,8 +38,13 @@ class Dense(FlatForm):
         return rows_dot(self.coefficients(), values.flatten(1))
 
     def abs_dot(self, values: Tensor) -> Tensor:
-        """As `dot` with absolute coefficients."""
-        return rows_dot(self.coefficients().abs(), values.flatten(1))
+        """As `dot` with absolute coefficients, a few samples' at a time: a copy of them all would leave the cache."""
+        coef, flat = self.coefficients(), values.flatten(1)
+        few = max(1, CACHED // max(1, coef[:1].numel()))
+        if len(coef) <= few:
+            return rows_dot(coef.abs(), flat)
+        beside = flat.expand(len(coef), -1).split(few)
+        return torch.cat([rows_dot(part.abs(), v) for part, v in zip(coef.split(few), beside, strict=True)])
 
     def scale(self, factor: Tensor) -> Form:
         """Elementwise; put off where the coefficients are shared and the factor is not."""

@@ -20,7 +20,8 @@ from polycert.rules.rowwise import live_rows
 
 Pair = tuple[int, int]
 Places = tuple[slice | int, ...]
-BLOCK, STEP = 128, 8  # rows at a time; the last ones are filled up to a multiple of the second
+BLOCK, STEP = 128, 8  # rows at a time at most; the last ones are filled up to a multiple of the second
+CACHED = 2**20  # numbers of a block that stay in the cache between the library's own passes over them
 
 
 class Geometry(NamedTuple):
@@ -41,8 +42,10 @@ class Transposed(torch.autograd.Function):
         """Block by block into one result; `kernel` is the weight `interleaved`."""
         ctx.save_for_backward(rows, weight)
         ctx.geometry = geometry
-        image = rows.new_zeros(len(rows), *geometry.in_shape)
-        for part in blocks(len(rows)):
+        image = rows.new_empty(len(rows), *geometry.in_shape)
+        if not _covered(geometry, _found(rows, kernel)):
+            image.zero_()
+        for part in blocks(rows, image):
             _spread(filled(rows[part]), kernel, image[part], geometry)
         return image
 
@@ -56,7 +59,7 @@ class Transposed(torch.autograd.Function):
             gradient, rows = gradient[live], rows[live]
         by_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
         by_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for part in blocks(len(rows)):
+        for part in blocks(rows, gradient):
             piece = filled(gradient[part])
             if by_rows is not None:
                 by_rows[part] = F.conv2d(piece, weight, None, *shape)[: len(rows[part])]
@@ -67,14 +70,16 @@ class Transposed(torch.autograd.Function):
         return by_rows, by_weight, None, None
 
 
-def blocks(count: int) -> list[slice]:
-    """Slices of `BLOCK` rows and what is left."""
-    return [slice(begin, min(begin + BLOCK, count)) for begin in range(0, count, BLOCK)]
+def blocks(rows: Tensor, image: Tensor) -> list[slice]:
+    """Slices of so many rows that the larger side of a block stays in the cache, and what is left."""
+    count = len(rows)
+    step = min(BLOCK, max(1, CACHED // max(rows[:1].numel(), image[:1].numel(), 1) // STEP) * STEP)
+    return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
 
 
 def filled(rows: Tensor) -> Tensor:
-    """A block with rows of zeros up to a multiple of `STEP`."""
-    lacking = -len(rows) % STEP
+    """A block with rows of zeros up to a multiple of `STEP`; very few rows stay as they are."""
+    lacking = -len(rows) % STEP if len(rows) > 2 * STEP else 0
     return F.pad(rows, (0, 0, 0, 0, 0, 0, 0, lacking)) if lacking else rows.contiguous()
 
 
@@ -105,6 +110,22 @@ def _spread(rows: Tensor, kernel: Tensor, image: Tensor, geometry: Geometry) -> 
     parts = found.unflatten(1, (geometry.in_shape[0], *geometry.stride))
     for target, source in _places(geometry, (found.shape[2], found.shape[3])):
         image[target].copy_(parts[: len(image)][source])
+
+
+def _found(rows: Tensor, kernel: Tensor) -> Pair:
+    """Height and width of the convolution's result."""
+    high, wide = (size + taps - 1 for size, taps in zip(rows.shape[2:], kernel.shape[2:], strict=True))
+    return high, wide
+
+
+@cache
+def _covered(geometry: Geometry, found: Pair) -> bool:
+    """Whether every pixel of the image is written."""
+    sizes = [
+        sum(len(range(size)[to]) for to, _ in _places_along(geometry, axis, found[axis]))
+        for axis, size in enumerate(geometry.in_shape[1:])
+    ]
+    return tuple(sizes) == geometry.in_shape[1:]
 
 
 @cache
