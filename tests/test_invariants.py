@@ -468,7 +468,19 @@ def gradcheck_parameters(module: nn.Module, value) -> None:
 
 
 GRADIENT_CASES = ["relu", "leaky--0.3", "tanh", "sigmoid", "arctan", "residual-sub", "batch-norm-1d", "scalars"]
-GRADIENT_CASES += ["conv-left-over", "conv-stack"]
+GRADIENT_CASES += [
+    "conv-left-over",
+    "conv-stack",
+    "linear-last-axis",
+    "max-pool",
+    "transposed",
+    "clamp",
+    "abs",
+    "gelu",
+    "silu",
+]
+GRADIENT_CASES += ["softplus", "elu", "exp", "square", "maximum", "product", "concat", "slice", "split", "pad", "mean"]
+GRADIENT_CASES += ["softmax-inside", "attention", "rnn", "gru", "lstm"]
 
 
 @pytest.mark.parametrize("method", ["ibp", "forward", "crown", "crown-ibp"])
