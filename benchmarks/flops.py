@@ -24,10 +24,6 @@ def bound_flops(graph: Graph, method: str) -> int:
     predict = forward_flops(graph)
     if method == "ibp":
         return 3 * predict
-    if method == "forward":  # the first affine layers' columns are their weights
-        later = [node for k, node in enumerate(graph.nodes) if graph.depends_on_activation[k]]
-        pushed = sum(2 * math.prod(node.shape) * _fan_in(node.op) for node in later)
-        return 3 * predict + math.prod(graph.input_shape) * pushed
     total = predict + margins * _row_flops(graph, graph.output)
     for target in hidden:
         if not graph.depends_on_activation[target]:

@@ -129,6 +129,10 @@ class Pass:
             _sizes={k: v if len(v) == 1 else v[samples] for k, v in self._sizes.items()},
         )
 
+    def widened(self, start: int, form: Form, pulled: Pulled) -> Pulled:
+        """Rows over node `start` as this kind of pass bounds them; here as they are."""
+        return pulled
+
     def size(self, index: int) -> Tensor:
         """An upper bound of the absolute value of a node (only rounding terms need it)."""
         if index not in self._sizes:
@@ -259,13 +263,13 @@ def _linear_slack(run: Pass, node: Node, op: Linear, form: Form) -> Tensor | flo
 
 def backward(run: Pass, start: int, form: Form, side: int) -> Bound:
     """CROWN's bound of rows over a node as a function of the input (Appendix A-B)."""
-    return _bound(run, pull(run, start, form, side), side)
+    return bound_of(run, pull(run, start, form, side), side)
 
 
-def _bound(run: Pass, pulled: Pulled, side: int) -> Bound:
+def bound_of(run: Pass, pulled: Pulled, side: int) -> Bound:
     """One side of the rows as a function of the input."""
     at_input = pulled.forms[0]
-    slack = input_slack(run, at_input, pulled.slack)
+    slack = _input_slack(run, at_input, pulled.slack)
     return Bound(at_input, _offset(run, pulled, slack, side), slack)
 
 
@@ -278,7 +282,7 @@ def _offset(run: Pass, pulled: Pulled, slack: Tensor | None, side: int) -> Tenso
     return offset.expand(len(run.region.x), -1)
 
 
-def input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
+def _input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
     """The sum over the coordinates of the input, for numbers and for distances alike."""
     if run.rounding is None:
         return None
@@ -338,8 +342,8 @@ def _both_sides_of(run: Pass, index: int, chunk: Chunk) -> tuple[Tensor, Tensor,
 
 def _both_sides(run: Pass, index: int, form: Form) -> tuple[Tensor, Tensor]:
     """Both bounds of rows over a node: in one pass with one slope, else in one for each side."""
-    pulled = pull(run, index, form, LOWER)
-    below = _bound(run, pulled, LOWER)
+    pulled = run.widened(index, form, pull(run, index, form, LOWER))
+    below = bound_of(run, pulled, LOWER)
     low, high = run.region.extremes(below.form, run.rounding)
     low, high = low + below.offset, high + _offset(run, pulled, below.slack, UPPER)
     if not all(lines.shared for lines in _lines_before(run, index)):

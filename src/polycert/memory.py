@@ -88,11 +88,6 @@ def of_slopes(graph: Graph) -> int:
     return 2 * FINAL_CHUNKS * of_rows(graph)
 
 
-def of_columns(graph: Graph) -> int:
-    """Coefficients of one sample's largest layer over the inputs."""
-    return math.prod(graph.input_shape) * max(math.prod(node.shape) for node in graph.nodes)
-
-
 def free_memory() -> int:
     """Bytes that are free, as far as the system says; a gibibyte if it does not."""
     try:

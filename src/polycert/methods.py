@@ -5,7 +5,7 @@ A method is a pair: where the bounds of the hidden layers come from, and how the
 | name        | hidden layers                    | final rows |
 |-------------|----------------------------------|------------|
 | `ibp`       | intervals, layer by layer        | intervals, the last affine layers fused |
-| `forward`   | linear forms pushed forward      | the same (Appendix A-C, "IBP-inspired") |
+| `forward`   | linear forms, their gap pushed forward | the same (Appendix A-C, "IBP-inspired") |
 | `crown`     | pulled back to the input, each   | pulled back (Appendix A-B) |
 | `crown-ibp` | intervals, layer by layer        | pulled back |
 | `alpha-crown` | as `crown`                     | pulled back, each row with slopes optimised for it |
@@ -19,9 +19,9 @@ from typing import NamedTuple
 from polycert.backward import Bound, Pass, final_by_backward, hidden_by_backward, pull
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Form
-from polycert.forward import ForwardPass, final_by_forward, hidden_by_forward
+from polycert.forward import ForwardPass, final_by_forward
 from polycert.graph import Graph
-from polycert.memory import keep_freed_blocks, of_columns, of_rows, of_slopes
+from polycert.memory import keep_freed_blocks, of_rows, of_slopes
 from polycert.optimised import final_by_slopes
 from polycert.relaxations import RELAXATIONS, Relaxation, parallel
 from polycert.rounding import Rounding
@@ -71,7 +71,7 @@ class Method(NamedTuple):
 
 METHODS: dict[str, Method] = {
     "ibp": Method(hidden_by_interval, final_by_interval, sloped=False),
-    "forward": Method(hidden_by_forward, final_by_forward, run=ForwardPass, numbers=of_columns),
+    "forward": Method(hidden_by_backward, final_by_forward, run=ForwardPass),
     "crown": Method(hidden_by_backward, final_by_backward),
     "crown-ibp": Method(hidden_by_interval, final_by_backward),
     "alpha-crown": Method(hidden_by_backward, final_by_slopes, numbers=of_slopes),
