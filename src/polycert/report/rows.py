@@ -1,0 +1,92 @@
+"""A small evaluation with the files that a report reads: enough for the demo.
+
+The record, `NAME.samples.parquet` and `NAME.examples.npz` are those of `polycert evaluate --samples`, which knows more
+figures and scales to whole test sets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from polycert.attacks import attack
+from polycert.certify import certify
+from polycert.graph import Network
+from polycert.radius import largest_radius
+from polycert.records import whole_file
+from polycert.sets import Ball
+
+SIDE = 24  # samples at either end that are kept as arrays
+TRIED = (0.5, 1.0, 1.5, 2.0)  # sizes of the attack's balls, in units of eps
+
+
+def write_row(
+    network: Network, x: Tensor, y: Tensor, ball: Ball, out: Path, about: Mapping[str, Any], *, upper: float
+) -> None:
+    """Certify, search up to `upper`, attack, and write `out` (.json) with its two companions."""
+    certs = certify(network, x, y, ball)
+    frame = certs.to_frame()[["index", "label", "prediction", "nearest", "margin", "radius", "certified"]]
+    frame["certified_crown"] = certify(network, x, y, ball, relaxation="adaptive").certified.numpy()
+    frame["certified_ibp"] = certify(network, x, y, ball, method="ibp").certified.numpy()
+    found = largest_radius(network, x, y, norm=ball.norm, upper=upper, low=ball.low, high=ball.high)
+    frame["largest"] = found.radius.numpy()
+    frame["evaluations_root"] = found.evaluations.numpy()
+    points, distance = _smallest_attacks(network, x, y, ball)
+    frame["attack_radius"] = distance.numpy()
+    frame["attacked"] = (distance <= ball.eps * (1 + 1e-6)).numpy()
+    _write(frame, out.with_suffix(".samples.parquet"))
+    _write_examples(frame, x, points, out.with_suffix(".examples.npz"))
+    with whole_file(out) as name:
+        name.write_text(json.dumps({**about, **_figures(frame, ball)}, indent=1) + "\n", encoding="utf-8")
+
+
+def _smallest_attacks(network: Network, x: Tensor, y: Tensor, ball: Ball) -> tuple[Tensor, Tensor]:
+    """For each sample the nearest adversarial point over all balls tried, and its distance; NaN where there is none."""
+    best, nearest = torch.full_like(x, torch.nan), torch.full((len(x),), torch.inf, dtype=torch.float64)
+    for factor in TRIED:
+        here = Ball(ball.norm, float(ball.eps) * factor, ball.low, ball.high)
+        hits = attack(network, x, y, here, steps=30, restarts=1)
+        distance = torch.linalg.vector_norm((hits.inputs - x).flatten(1).double(), ball.norm, dim=1)
+        better = hits.success & (distance < nearest)
+        nearest = torch.where(better, distance, nearest)
+        best[better] = hits.inputs[better]
+    return best, nearest.where(nearest.isfinite(), torch.nan)
+
+
+def _figures(frame: pd.DataFrame, ball: Ball) -> dict[str, Any]:
+    def error(right: Sequence[bool] | pd.Series[bool]) -> float:
+        return round(100 * (1 - float(np.mean(right))), 4)
+
+    return {
+        "norm": f"{ball.norm:g}",
+        "eps": float(ball.eps),
+        "n": len(frame),
+        "CTE": error(frame["prediction"] == frame["label"]),
+        "attack": error(~frame["attacked"]),
+        "CRE_Lin": error(frame["certified"]),
+        "CRE_CROWN": error(frame["certified_crown"]),
+        "CRE_IBP": error(frame["certified_ibp"]),
+        "ACB_PEC": float(frame["radius"].mean()),
+        "radius_mean": float(frame["largest"].mean()),
+        "T_root": float(frame["evaluations_root"].mean()),
+    }
+
+
+def _write(frame: pd.DataFrame, path: Path) -> None:
+    with whole_file(path) as name:
+        frame.to_parquet(name, index=False)
+
+
+def _write_examples(frame: pd.DataFrame, x: Tensor, points: Tensor, path: Path) -> None:
+    order = np.argsort(frame["largest"].to_numpy(), kind="stable")
+    chosen = np.unique(np.concatenate([order[:SIDE], order[-SIDE:]]))
+    with whole_file(path) as name, name.open("wb") as file:
+        index = frame["index"].to_numpy()[chosen]
+        np.savez_compressed(file, index=index, input=x[chosen].numpy(), counterexample=points[chosen].numpy())

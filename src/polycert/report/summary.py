@@ -1,0 +1,204 @@
+"""What a run comes to in figures: a headline, cards, the share of samples proved and broken, rows of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from polycert.report.runs import Record, Run
+
+
+class Column(NamedTuple):
+    """A column of the table of records: its key, heading, explanation and format."""
+
+    key: str
+    heading: str
+    about: str
+    form: str = "{}"
+
+
+ERROR, RADIUS, COUNT = "{:.2f}", "{:.4f}", "{:.2f}"
+COLUMNS = (
+    Column("dataset", "data set", "The test samples"),
+    Column("architecture", "net", "Architecture"),
+    Column("activation", "activation", "Activation function"),
+    Column("norm", "norm", "The l_p norm of the ball"),
+    Column("eps", "eps", "The target radius", "{:.4g}"),
+    Column("method", "training", "Training method"),
+    Column("n", "n", "Samples", "{:,}"),
+    Column("CTE", "CTE", "Clean test error, %", ERROR),
+    Column("PGD", "PGD", "Error under plain PGD, %", ERROR),
+    Column("attack", "attack", "Error under the strong attack, %", ERROR),
+    Column("CRE_exact", "CRE exact", "Robust error of the exact certifier, % [lower, upper]", ERROR),
+    Column("CRE_Lin", "CRE Lin", "Certified robust error, one slope, %", ERROR),
+    Column("CRE_CROWN", "CRE CROWN", "Certified robust error, CROWN's slopes, %", ERROR),
+    Column("CRE_IBP", "CRE IBP", "Certified robust error by intervals, %", ERROR),
+    Column("ACB_Lin", "ACB Lin", "Average certified bound, all or nothing", RADIUS),
+    Column("ACB_CROWN", "ACB CROWN", "Average certified bound, CROWN's slopes", RADIUS),
+    Column("ACB_IBP", "ACB IBP", "Average certified bound by intervals", RADIUS),
+    Column("ACB_PEC", "ACB PEC", "Average certified bound by the envelope", RADIUS),
+    Column("radius_mean", "largest radius", "Mean of the largest certified radii", RADIUS),
+    Column("T_bisection", "T bisection", "Evaluations per sample of the search by bisection", COUNT),
+    Column("T_envelope", "T envelope", "Evaluations per sample of the paper's search", COUNT),
+    Column("T_root", "T root", "Evaluations per sample of polycert's search", COUNT),
+    Column("unstable", "unstable", "Units whose sign is not fixed, mean per sample", "{:.1f}"),
+    Column("parameter_norm", "norm of parameters", "Norm of all parameters", "{:.4g}"),
+    Column("seed", "seed", "Seed"),
+)
+BETTER_LOW = ("CTE", "PGD", "attack", "CRE_Lin", "CRE_CROWN", "CRE_IBP")
+
+
+class Cell(NamedTuple):
+    """A cell: its text, the 95 % interval, and the value to sort by."""
+
+    text: str
+    interval: str
+    value: str
+
+
+class Row(NamedTuple):
+    """A line of the table: the run it belongs to (-1: none to select), its name, a remark, and cells."""
+
+    run: int
+    name: str
+    remark: str
+    cells: list[Cell]
+
+
+def table(runs: Sequence[Run]) -> tuple[list[Column], list[Row]]:
+    """Columns that at least one record fills, and a row per record; a second one for the clean half of a leaked test set."""
+    entries = [(k, run.name, remark, record) for k, run in enumerate(runs) for remark, record in _records(run)]
+    columns = [item for item in COLUMNS if any(_filled(record.get(item.key)) for *_, record in entries)]
+    rows = [Row(k, name, remark, [_cell(record, c) for c in columns]) for k, name, remark, record in entries]
+    return columns, rows
+
+
+def _records(run: Run) -> Iterator[tuple[str, Record]]:
+    if run.record:
+        yield "", run.record
+    else:
+        facts = {key: run.fact(key) for key in ("dataset", "architecture", "activation", "norm", "eps", "method", "seed")}
+        yield "not evaluated yet", facts
+    half = run.record.get("clean_half")
+    if isinstance(half, Mapping):
+        yield "clean half", {**{c.key: run.record.get(c.key) for c in COLUMNS[:6]}, **half}
+
+
+def _filled(value: Any) -> bool:
+    return value is not None and value != ""
+
+
+def _cell(record: Record, column: Column) -> Cell:
+    value = record.get(column.key)
+    intervals = record.get("intervals")
+    interval = intervals.get(column.key) if isinstance(intervals, Mapping) else None
+    return Cell(show(value, column.form), show(interval, column.form) if _pair(interval) else "", _sortable(value))
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(item, int | float) for item in value)
+
+
+def _sortable(value: Any) -> str:
+    return str(value[1]) if _pair(value) else "" if value is None else str(value)
+
+
+def show(value: Any, form: str) -> str:
+    """A figure, or an interval, as the page prints it; a dash where there is none."""
+    if _pair(value):
+        return "[" + ", ".join(form.format(item) for item in value) + "]"
+    if not _filled(value):
+        return "–"
+    return form.format(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def shares(run: Run) -> dict[str, float] | None:
+    """Per cent of samples that are proved, wrong, broken by an attack, and open; None where too little is known."""
+    found = _shares_of_samples(run.samples) if run.samples is not None else _shares_of_record(run.record)
+    if found is None:
+        return None
+    proved, wrong, broken = found
+    broken = max(broken - wrong, 0.0)
+    return {"proved": proved, "open": max(100 - proved - wrong - broken, 0.0), "broken": broken, "wrong": wrong}
+
+
+def _shares_of_samples(frame: pd.DataFrame) -> tuple[float, float, float] | None:
+    ways = [frame[name].astype(bool) for name in ("certified", "certified_crown", "certified_ibp") if name in frame]
+    if not ways:
+        return None
+    wrong = frame["prediction"] != frame["label"]
+    broken = wrong | frame["attacked"].astype(bool) if "attacked" in frame else wrong
+    proved = pd.concat(ways, axis=1).any(axis=1)
+    if "status" in frame:
+        proved, broken = proved | (frame["status"] == "robust"), broken | (frame["status"] == "falsified")
+    return tuple(100 * float(part.mean()) for part in (proved, wrong, broken))  # type: ignore[return-value]
+
+
+def _shares_of_record(record: Record) -> tuple[float, float, float] | None:
+    exact = record.get("CRE_exact")
+    lower, upper = exact if _pair(exact) else (0.0, None)
+    unproved = [record.get(key) for key in ("CRE_Lin", "CRE_CROWN", "CRE_IBP")]
+    known = [value for value in (*unproved, upper) if isinstance(value, int | float)]
+    wrong = record.get("CTE")
+    if not known or not isinstance(wrong, int | float):
+        return None
+    attacks = [record.get(key) for key in ("PGD", "attack")]
+    broken = max(value for value in (wrong, lower, *attacks) if isinstance(value, int | float))
+    return 100 - min(known), wrong, broken
+
+
+def headline(run: Run, parts: Mapping[str, float] | None) -> str:
+    """The result in a sentence or two."""
+    if parts is None:
+        return "This model has not been evaluated yet: only its training is shown."
+    ball = f"of size {run.fact('eps'):g} (l_{run.fact('norm')})"
+    text = f"{parts['proved']:.1f} % of {run.record['n']:,} samples are proved: no change {ball} alters their class. "
+    tried = f"an attack breaks {parts['broken']:.1f} %, " if parts["broken"] > 0 else ""
+    return f"{text}{parts['wrong']:.1f} % are wrong as they are, {tried}and {parts['open']:.1f} % are open."
+
+
+def cards(run: Run) -> list[dict[str, str]]:
+    """The main figures, each with its 95 % interval or what it is about."""
+    if not run.record:
+        return _training_cards(run)
+    chosen = [
+        ("CTE", "clean error", ERROR + " %"),
+        ("attack" if _filled(run.record.get("attack")) else "PGD", "error under attack", ERROR + " %"),
+        (_best(run.record), "certified error", ERROR + " %"),
+        ("CRE_exact", "exact robust error", ERROR),
+        ("ACB_PEC", "mean radius within eps", RADIUS),
+        ("radius_mean", "mean largest radius", RADIUS),
+    ]
+    found = []
+    for key, label, form in chosen:
+        value, interval = run.record.get(key), (run.record.get("intervals") or {}).get(key)
+        if _filled(value):
+            note = f"95 %: {show(interval, form.removesuffix(' %'))}" if _pair(interval) else key.replace("_", " ")
+            found.append({"label": label, "value": show(value, form), "note": note, "key": key})
+    return found
+
+
+def _best(record: Record) -> str:
+    """The lowest certified error."""
+    known = [key for key in ("CRE_Lin", "CRE_CROWN", "CRE_IBP") if isinstance(record.get(key), int | float)]
+    return min(known, key=lambda key: float(record[key]), default="CRE_Lin")
+
+
+def _training_cards(run: Run) -> list[dict[str, str]]:
+    last = run.metrics[-1] if run.metrics else {}
+    names = {"validation_CTE": "clean error", "validation_CRE": "certified error"}
+    note = f"validation, epoch {last.get('epoch', '?')}"
+    return [
+        {"label": label, "value": show(last[key], ERROR + " %"), "note": note, "key": key}
+        for key, label in names.items()
+        if _filled(last.get(key))
+    ]
+
+
+def contradictions(frame: pd.DataFrame | None) -> int:
+    """Samples with an adversarial input inside their certified radius: none, if all is right."""
+    if frame is None or not {"largest", "attack_radius"} <= set(frame):
+        return 0
+    return int((frame["attack_radius"] < frame["largest"] * (1 - 1e-6)).sum())
