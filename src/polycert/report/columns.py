@@ -1,7 +1,7 @@
 """Columns of numbers as short text: decimal steps in 8, 16 or 32 bits, base64.
 
 A figure on the page is the stored one cut to a decimal, never rounded in favour of a proof: radii and margins are cut
-downwards, the radii of attacks upwards.
+downwards. The radii of attacks prove nothing by themselves and are rounded to the nearest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pandas as pd
 
 MOST_DIGITS = 6
 WIDTHS: tuple[tuple[int, str], ...] = ((8, "<u1"), (16, "<u2"), (32, "<u4"))
-DOWN, UP = "down", "up"
+DOWN, NEAREST = "down", "nearest"
 # Column of the samples' file -> how it is cut; whole numbers stay as they are.
 CUTS = {
     "index": DOWN,
@@ -26,7 +26,7 @@ CUTS = {
     "margin": DOWN,
     "radius": DOWN,
     "largest": DOWN,
-    "attack_radius": UP,
+    "attack_radius": NEAREST,
     "certified": DOWN,
     "certified_crown": DOWN,
     "certified_ibp": DOWN,
@@ -65,10 +65,10 @@ def pack(values: npt.NDArray[np.float64], cut: str) -> dict[str, Any]:
 
 
 def _steps(values: npt.NDArray[np.float64], digits: int, cut: str) -> npt.NDArray[np.float64]:
-    """The largest whole k with k / 10^digits <= value, or the smallest with >=, exactly as the browser divides."""
-    if cut == UP:
-        return -_steps(-values, digits, DOWN)
+    """The largest whole k with k / 10^digits <= value, exactly as the browser divides; or the nearest."""
     scale = 10.0**digits
+    if cut == NEAREST:
+        return np.round(values * scale)
     k = np.floor(values * scale)
     k = np.where((k + 1) / scale <= values, k + 1, k)
     return np.where(k / scale > values, k - 1, k)

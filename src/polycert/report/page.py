@@ -56,6 +56,7 @@ def render(runs: list[Run]) -> str:
     script = '"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS)
     columns, rows = table(runs)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":"), "allow_nan": False}
     return environment.from_string(_asset("page.html")).render(
         style=Markup(style),  # noqa: S704 — the package's own files
         script=Markup(script),  # noqa: S704

@@ -38,7 +38,8 @@ def _entry(examples: Examples, rows: pd.DataFrame, k: int) -> dict[str, Any]:
     entry: dict[str, Any] = {"index": int(examples.index[k]), "input": data_uri(examples.inputs[k])}
     entry |= {name: _number(row[name]) for name in DETAILS if name in rows}
     found = examples.counterexamples[k]
-    if np.isfinite(found).all():
+    wrong = "prediction" in rows and row["prediction"] != row["label"]  # such a sample is its own counterexample
+    if np.isfinite(found).all() and not wrong:
         entry["counterexample"] = data_uri(found)
         difference = found - examples.inputs[k]
         most = float(np.abs(difference).max())

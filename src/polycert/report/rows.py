@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from polycert.attacks import attack
+from polycert.attacks import attack, margin_of
 from polycert.certify import certify
 from polycert.graph import Network
 from polycert.radius import largest_radius
@@ -53,11 +53,24 @@ def _smallest_attacks(network: Network, x: Tensor, y: Tensor, ball: Ball) -> tup
     for factor in TRIED:
         here = Ball(ball.norm, float(ball.eps) * factor, ball.low, ball.high)
         hits = attack(network, x, y, here, steps=30, restarts=1)
-        distance = torch.linalg.vector_norm((hits.inputs - x).flatten(1).double(), ball.norm, dim=1)
+        points = _pulled_back(network, x, y, hits.inputs)
+        distance = torch.linalg.vector_norm((points - x).flatten(1).double(), ball.norm, dim=1)
         better = hits.success & (distance < nearest)
         nearest = torch.where(better, distance, nearest)
-        best[better] = hits.inputs[better]
+        best[better] = points[better]
     return best, nearest.where(nearest.isfinite(), torch.nan)
+
+
+def _pulled_back(network: Network, x: Tensor, y: Tensor, points: Tensor, halvings: int = 10) -> Tensor:
+    """Points on the way from `points` to x that still have another class, by halving; those of x's class stay."""
+    graph, shape = network.bind(), (-1, *[1] * (x.dim() - 1))
+    good, bad = torch.ones(len(x)), torch.zeros(len(x))
+    for _ in range(halvings):
+        middle = (good + bad) / 2
+        with torch.no_grad():
+            broken = margin_of(graph.forward(x + middle.view(shape) * (points - x)), y) <= 0
+        good, bad = torch.where(broken, middle, good), torch.where(broken, bad, middle)
+    return torch.where((good < 1).view(shape), x + good.view(shape) * (points - x), points)
 
 
 def _figures(frame: pd.DataFrame, ball: Ball) -> dict[str, Any]:

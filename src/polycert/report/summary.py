@@ -153,7 +153,7 @@ def headline(run: Run, parts: Mapping[str, float] | None) -> str:
     """The result in a sentence or two."""
     if parts is None:
         return "This model has not been evaluated yet: only its training is shown."
-    ball = f"of size {run.fact('eps'):g} (l_{run.fact('norm')})"
+    ball = f"of up to {run.fact('eps'):g} (l_{run.fact('norm')})"
     text = f"{parts['proved']:.1f} % of {run.record['n']:,} samples are proved: no change {ball} alters their class. "
     tried = f"an attack breaks {parts['broken']:.1f} %, " if parts["broken"] > 0 else ""
     return f"{text}{parts['wrong']:.1f} % are wrong as they are, {tried}and {parts['open']:.1f} % are open."

@@ -60,7 +60,6 @@ const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 const short = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(3))) : "–");
 const radius = (value, digits = 4) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 const cutDown = (value, digits = 4) => radius(Math.floor(value * 10 ** digits + 1e-9) / 10 ** digits, digits);
-const cutUp = (value, digits = 4) => radius(Math.ceil(value * 10 ** digits - 1e-9) / 10 ** digits, digits);
 const thousands = (count) => count.toLocaleString("en");
 
 // The value below which a share of sorted values lies.

@@ -104,7 +104,7 @@ function accuracyChart(model, columns, width) {
   const keys = [["attack", "not broken by the attack"], ["gap", "open: neither proved nor broken"], ["proved", "proved"]];
   const rows = niceTicks(0, most, 10).map((eps) => [short(eps), percent(certified(eps)), ...(upper ? [percent(attacked(eps))] : [])]);
   return figure(chart.root,
-    `Share of ${thousands(count)} samples that keep their class under any change of size eps. The truth lies between what is proved and what the attack has not broken.`,
+    `Share of ${thousands(count)} samples that keep their class under any change of size eps. The truth lies between what is proved, by the search for the largest radius, and what the attack has not broken.`,
     ["eps", "proved", ...(upper ? ["not broken"] : [])], rows,
     legend(upper ? keys : keys.slice(2)),
     make("div", { class: "slider" }, make("label", { for: "eps" }, "Look at eps"), slider, output));
@@ -205,7 +205,7 @@ function showPictures(model) {
   }
   $("#pictures").replaceChildren(...["hardest", "easiest"].filter((name) => model.pictures[name].length).map((name) => make("div", {},
     make("h3", {}, name === "hardest" ? "Hardest: the smallest certified radii" : "Easiest: the largest certified radii"),
-    make("ul", { class: "pictures" }, model.pictures[name].map(picture)))));
+    make("ul", { class: model.pictures[name].some((sample) => sample.counterexample) ? "pictures" : "pictures lone" }, model.pictures[name].map(picture)))));
 }
 
 function picture(sample) {
@@ -214,15 +214,15 @@ function picture(sample) {
   const images = [image(sample.input, `${name}, label ${sample.label}`, "input")];
   if (sample.counterexample) {
     images.push(image(sample.counterexample, `${name} changed so that its class changes`, "changed"),
-      image(sample.difference, `the change of ${name}; grey is none, darker less, lighter more, at most ${cutUp(sample.change)}`, `±${cutUp(sample.change, 3)}`));
+      image(sample.difference, `the change of ${name}; grey is none, darker less, lighter more, at most ${radius(sample.change)}`, `±${radius(sample.change, 3)}`));
   }
   const wrong = sample.prediction !== sample.label;
   const facts = [
     make("b", {}, `radius ${sample.largest === undefined || sample.largest === null ? "–" : cutDown(sample.largest)}`),
     wrong ? `label ${sample.label}, predicted ${sample.prediction}` : `label ${sample.label}`,
     sample.nearest === undefined || sample.nearest === null || wrong ? null : `nearest class ${sample.nearest}`,
-    Number.isFinite(sample.attack_radius) && !wrong ? `broken at ${cutUp(sample.attack_radius)}` : null,
+    Number.isFinite(sample.attack_radius) && !wrong ? `broken at ${radius(sample.attack_radius)}` : null,
   ].filter(Boolean);
-  return make("li", {}, make("div", { class: "images" }, images),
+  return make("li", { class: images.length === 1 ? "single" : null }, make("div", { class: "images" }, images),
     make("p", {}, make("span", { class: "index" }, `#${sample.index}`), " ", facts.flatMap((fact, k) => (k ? [" · ", fact] : [fact]))));
 }
