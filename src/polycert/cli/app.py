@@ -178,7 +178,7 @@ options.add_command(
     "report",
     options.ReportOptions,
     _report,
-    "Write one self-contained HTML page about evaluated models: figures, charts, pictures, samples, the paper's claims.",
+    "Write one self-contained HTML page about models: figures, charts, pictures, samples, the paper's claims.",
     "polycert report runs/fc1 --out report.html",
     "polycert report results/table1 runs/fc1/evaluation.json --out all.html",
 )

@@ -182,7 +182,7 @@ class ReportOptions(Voice):
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUNS…",
+            metavar="RUNS",
             help="Records (.json), run folders of train, or folders of either.",
             show_default=False,
         ),

@@ -16,4 +16,5 @@ def report_command(options: ReportOptions) -> None:
     if not options.quiet:
         size = options.out.stat().st_size / 1e6
         samples = sum(0 if run.samples is None else len(run.samples) for run in runs)
-        tell(f"{len(runs)} runs, {samples:,} samples: written to {options.out} ({size:.1f} MB)")
+        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        tell(f"{count}, {samples:,} samples: written to {options.out} ({size:.1f} MB)")

@@ -27,7 +27,7 @@ FACTS = ("dataset", "architecture", "activation", "method", "norm", "eps", "n", 
 
 
 def write_report(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> list[Run]:
-    """Write the report of records, run folders and folders of either to `out`, whole or not at all; returns its runs."""
+    """Write the report on records, run folders and folders of either, whole or not at all; returns the runs in it."""
     target = check_page(out)
     runs = gather(Path(path) for path in paths)
     text = render(runs)
@@ -58,14 +58,14 @@ def render(runs: list[Run]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":"), "allow_nan": False}
     return environment.from_string(_asset("page.html")).render(
-        style=Markup(style),  # noqa: S704 — the package's own files
-        script=Markup(script),  # noqa: S704
+        style=Markup(style),  # the package's own files: the only text that is not escaped
+        script=Markup(script),
         style_hash=_hash(style),
         script_hash=_hash(script),
         columns=columns,
         rows=rows,
         runs=runs,
-        claims=[(claim, claim.check(runs)) for claim in CLAIMS],
+        claims=[(claim, claim.judge(runs)) for claim in CLAIMS],
         commands=_commands,
         models=[model(run) for run in runs],
         statuses=STATUSES,

@@ -18,12 +18,13 @@ DETAILS = ("label", "prediction", "nearest", "largest", "attack_radius")
 
 
 def pictures(examples: Examples, samples: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """`hardest` and `easiest` by the largest certified radius, with what is known; empty if the inputs are no images."""
+    """`hardest` and `easiest` by largest certified radius, with what is known; empty if the inputs are no images."""
     if not _are_images(examples.inputs.shape[1:]) or "largest" not in samples:
         return {}
     rows = samples.drop_duplicates("index").set_index("index")
     known = [k for k, index in enumerate(examples.index) if index in rows.index]
-    known.sort(key=lambda k: float(rows.loc[examples.index[k], "largest"]))
+    largest = rows["largest"].to_dict()
+    known.sort(key=lambda k: float(largest[int(examples.index[k])]))
     half = min(MOST, len(known) // 2) or len(known)
     groups = {"hardest": known[:half], "easiest": known[::-1][: min(MOST, len(known) - half)]}
     return {name: [_entry(examples, rows, k) for k in chosen] for name, chosen in groups.items()}

@@ -40,7 +40,7 @@ def write_row(
     frame["evaluations_root"] = found.evaluations.numpy()
     points, distance = _smallest_attacks(network, x, y, ball)
     frame["attack_radius"] = distance.numpy()
-    frame["attacked"] = (distance <= ball.eps * (1 + 1e-6)).numpy()
+    frame["attacked"] = (distance <= float(ball.eps) * (1 + 1e-6)).numpy()
     _write(frame, out.with_suffix(".samples.parquet"))
     _write_examples(frame, x, points, out.with_suffix(".examples.npz"))
     with whole_file(out) as name:

@@ -30,7 +30,7 @@ SAMPLE_KEYS = ("index", "label", "prediction")
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Some samples as arrays: `index[k]`, `inputs[k, *shape]`, `counterexamples[k, *shape]` (NaN where there is none)."""
+    """Samples as arrays: `index[k]`, `inputs[k, *shape]`, `counterexamples[k, *shape]` (NaN where there is none)."""
 
     index: npt.NDArray[np.int64]
     inputs: FloatArray
@@ -195,6 +195,11 @@ def read_samples(path: Path) -> pd.DataFrame | None:
         what = f"lacks the columns {', '.join(missing)}" if missing else "has no samples"
         raise PolycertError(f"{str(path)!r} {what}: evaluate again with --samples")
     return frame
+
+
+def flag(frame: pd.DataFrame, name: str) -> pd.Series[bool]:
+    """A column of yes and no; what is not known counts as no."""
+    return frame[name].astype("float64").eq(1.0)
 
 
 def read_examples(path: Path) -> Examples | None:

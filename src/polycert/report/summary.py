@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from polycert.report.runs import Record, Run
+from polycert.report.runs import Record, Run, flag
 
 
 class Column(NamedTuple):
@@ -47,7 +47,6 @@ COLUMNS = (
     Column("parameter_norm", "norm of parameters", "Norm of all parameters", "{:.4g}"),
     Column("seed", "seed", "Seed"),
 )
-BETTER_LOW = ("CTE", "PGD", "attack", "CRE_Lin", "CRE_CROWN", "CRE_IBP")
 
 
 class Cell(NamedTuple):
@@ -68,7 +67,7 @@ class Row(NamedTuple):
 
 
 def table(runs: Sequence[Run]) -> tuple[list[Column], list[Row]]:
-    """Columns that at least one record fills, and a row per record; a second one for the clean half of a leaked test set."""
+    """Columns that some record fills, and a row per record; a second one for the clean half of a leaked test set."""
     entries = [(k, run.name, remark, record) for k, run in enumerate(runs) for remark, record in _records(run)]
     columns = [item for item in COLUMNS if any(_filled(record.get(item.key)) for *_, record in entries)]
     rows = [Row(k, name, remark, [_cell(record, c) for c in columns]) for k, name, remark, record in entries]
@@ -79,7 +78,9 @@ def _records(run: Run) -> Iterator[tuple[str, Record]]:
     if run.record:
         yield "", run.record
     else:
-        facts = {key: run.fact(key) for key in ("dataset", "architecture", "activation", "norm", "eps", "method", "seed")}
+        facts = {
+            key: run.fact(key) for key in ("dataset", "architecture", "activation", "norm", "eps", "method", "seed")
+        }
         yield "not evaluated yet", facts
     half = run.record.get("clean_half")
     if isinstance(half, Mapping):
@@ -125,20 +126,21 @@ def shares(run: Run) -> dict[str, float] | None:
 
 
 def _shares_of_samples(frame: pd.DataFrame) -> tuple[float, float, float] | None:
-    ways = [frame[name].astype(bool) for name in ("certified", "certified_crown", "certified_ibp") if name in frame]
+    ways = [flag(frame, name) for name in ("certified", "certified_crown", "certified_ibp") if name in frame]
     if not ways:
         return None
     wrong = frame["prediction"] != frame["label"]
-    broken = wrong | frame["attacked"].astype(bool) if "attacked" in frame else wrong
+    broken = wrong | flag(frame, "attacked") if "attacked" in frame else wrong
     proved = pd.concat(ways, axis=1).any(axis=1)
     if "status" in frame:
         proved, broken = proved | (frame["status"] == "robust"), broken | (frame["status"] == "falsified")
-    return tuple(100 * float(part.mean()) for part in (proved, wrong, broken))  # type: ignore[return-value]
+    return 100 * float(proved.mean()), 100 * float(wrong.mean()), 100 * float(broken.mean())
 
 
 def _shares_of_record(record: Record) -> tuple[float, float, float] | None:
-    exact = record.get("CRE_exact")
-    lower, upper = exact if _pair(exact) else (0.0, None)
+    exact: Any = record.get("CRE_exact")
+    fewer = (record.get("limits") or {}).get("exact", record["n"]) < record["n"] if record else False
+    lower, upper = (0.0, None) if fewer or not _pair(exact) else exact
     unproved = [record.get(key) for key in ("CRE_Lin", "CRE_CROWN", "CRE_IBP")]
     known = [value for value in (*unproved, upper) if isinstance(value, int | float)]
     wrong = record.get("CTE")
