@@ -102,7 +102,7 @@ class Browser:
         self.emulate(dark=dark)
         self.events.clear()
         self.call("Page.navigate", url=page.resolve().as_uri())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{page} did not load")
