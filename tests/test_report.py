@@ -116,6 +116,29 @@ def test_several_models_and_the_clean_half(tmp_path: Path) -> None:
     assert "not evaluated yet" in page
 
 
+def test_models_of_one_name_are_told_apart_and_measurements_are_no_models(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(record()), encoding="utf-8")
+    single = {"model": "measured", "dataset": "mnist", "norm": "inf", "eps": 0.1, "n": 5, "iterations": {"2": 45}}
+    (tmp_path / "c.json").write_text(json.dumps(single), encoding="utf-8")
+    page = page_of(tmp_path, out=tmp_path / "r.html")
+    assert re.findall(r"<option value=\"\d\">(.*?)</option>", page) == [f"made-up ({tmp_path / n}.json)" for n in "ab"]
+    assert "measured: 100.0 % of 45 distances" in page
+
+
+def test_hardest_are_samples_that_are_right(tmp_path: Path) -> None:
+    path = write_evaluation(tmp_path / "a.json", count=500)
+    frame = samples(500)
+    wrong = set(frame["index"][frame["label"] != frame["prediction"]])
+    found = data_of(page_of(path, out=tmp_path / "r.html"))["models"][0]["pictures"]
+    hardest = [entry["index"] for entry in found["hardest"]]
+    right = frame[frame["label"] == frame["prediction"]]
+    assert wrong
+    assert hardest == right.sort_values("largest", kind="stable")["index"][:12].tolist()
+    assert [entry["index"] for entry in found["easiest"]] == frame.sort_values("largest")["index"][::-1][:12].tolist()
+    assert all(("counterexample" in entry) == (name == "hardest") for name in found for entry in found[name])
+
+
 def test_a_run_is_taken_once_however_often_it_is_given(tmp_path: Path) -> None:
     path = write_evaluation(tmp_path / "a.json")
     assert len(gather([path, tmp_path, path])) == 1
@@ -264,6 +287,7 @@ def test_partial_bounds_are_counted_on_cifar() -> None:
     assert "15.0 % of 1,000" in CLAIMS[1].judge([run("cifar10")]).evidence[0].text
     assert verdict(1, run("cifar10")) == HOLDS
     assert verdict(1, run("mnist")) == OPEN
+    assert CLAIMS[1].judge([Run("c", Path("c"), record(dataset="cifar10"), frame[:500])]).verdict == OPEN
     frame["prediction"] = frame["label"] + 1  # a radius of a misclassified sample would not count
     assert verdict(1, run("cifar10")) == FAILS
 

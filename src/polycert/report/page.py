@@ -54,7 +54,8 @@ def render(runs: list[Run]) -> str:
 
     style = _asset("page.css")
     script = '"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS)
-    columns, rows = table(runs)
+    shown = [run for run in runs if run.about_model] or runs
+    columns, rows = table(shown)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":"), "allow_nan": False}
     return environment.from_string(_asset("page.html")).render(
@@ -64,13 +65,20 @@ def render(runs: list[Run]) -> str:
         script_hash=_hash(script),
         columns=columns,
         rows=rows,
-        runs=runs,
+        titles=_titles(shown),
+        count=len(runs),
         claims=[(claim, claim.judge(runs)) for claim in CLAIMS],
         commands=_commands,
-        models=[model(run) for run in runs],
+        models=[model(run) for run in shown],
         statuses=STATUSES,
         version=__version__,
     )
+
+
+def _titles(runs: list[Run]) -> list[str]:
+    """Names to choose from; with the path where several have the same."""
+    names = [run.name for run in runs]
+    return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.path})" for run in runs]
 
 
 def _commands(text: str) -> Markup:
@@ -127,7 +135,7 @@ def _missing(run: Run, drawn: bool) -> dict[str, str]:
         )
     if not run.metrics:
         found["curves"] = (
-            "The course of the training is not here: give the run folder that `polycert train … --run-dir DIR` wrote."
+            "The course of the training is not here: give the run folder that polycert train … --run-dir DIR wrote."
         )
     return found
 

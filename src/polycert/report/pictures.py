@@ -23,10 +23,12 @@ def pictures(examples: Examples, samples: pd.DataFrame) -> dict[str, list[dict[s
         return {}
     rows = samples.drop_duplicates("index").set_index("index")
     known = [k for k, index in enumerate(examples.index) if index in rows.index]
-    largest = rows["largest"].to_dict()
+    largest, wrong = rows["largest"].to_dict(), (rows["prediction"] != rows["label"]).to_dict()
     known.sort(key=lambda k: float(largest[int(examples.index[k])]))
-    half = min(MOST, len(known) // 2) or len(known)
-    groups = {"hardest": known[:half], "easiest": known[::-1][: min(MOST, len(known) - half)]}
+    half = len(known) - len(known) // 2
+    # Misclassified samples have no radius to lose: those that are right come first.
+    hardest = sorted(known[:half], key=lambda k: bool(wrong[int(examples.index[k])]))
+    groups = {"hardest": hardest[:MOST], "easiest": known[half:][::-1][:MOST]}
     return {name: [_entry(examples, rows, k) for k in chosen] for name, chosen in groups.items()}
 
 
@@ -39,7 +41,7 @@ def _entry(examples: Examples, rows: pd.DataFrame, k: int) -> dict[str, Any]:
     entry: dict[str, Any] = {"index": int(examples.index[k]), "input": data_uri(examples.inputs[k])}
     entry |= {name: _number(row[name]) for name in DETAILS if name in rows}
     found = examples.counterexamples[k]
-    wrong = "prediction" in rows and row["prediction"] != row["label"]  # such a sample is its own counterexample
+    wrong = row["prediction"] != row["label"]  # such a sample is its own counterexample
     if np.isfinite(found).all() and not wrong:
         entry["counterexample"] = data_uri(found)
         difference = found - examples.inputs[k]

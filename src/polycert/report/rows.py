@@ -98,8 +98,10 @@ def _write(frame: pd.DataFrame, path: Path) -> None:
 
 
 def _write_examples(frame: pd.DataFrame, x: Tensor, points: Tensor, path: Path) -> None:
-    order = np.argsort(frame["largest"].to_numpy(), kind="stable")
-    chosen = np.unique(np.concatenate([order[:SIDE], order[-SIDE:]]))
+    wrong = (frame["prediction"] != frame["label"]).to_numpy()
+    order = np.lexsort((frame["largest"].to_numpy(), wrong))
+    right = order[: len(order) - int(wrong.sum())]
+    chosen = np.unique(np.concatenate([order[:SIDE], right[-SIDE:]]))
     with whole_file(path) as name, name.open("wb") as file:
         index = frame["index"].to_numpy()[chosen]
         np.savez_compressed(file, index=index, input=x[chosen].numpy(), counterexample=points[chosen].numpy())

@@ -59,6 +59,11 @@ class Run:
     metrics: Sequence[Record] = ()
     recipe: Record = field(default_factory=dict)
 
+    @property
+    def about_model(self) -> bool:
+        """Whether there is more than single measurements for the claims, such as those of benchmarks/claims.py."""
+        return "CTE" in self.record or self.samples is not None or bool(self.metrics) or bool(self.recipe)
+
     def fact(self, key: str) -> Any:
         """A value of the record, else of the recipe; None where neither has it."""
         return self.record.get(key, self.recipe.get("target" if key == "eps" else key))

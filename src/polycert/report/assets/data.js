@@ -57,7 +57,7 @@ function states(columns, count) {
 }
 
 const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
-const short = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(3))) : "–");
+const short = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(4))) : "–");
 const radius = (value, digits = 4) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 const cutDown = (value, digits = 4) => radius(Math.floor(value * 10 ** digits + 1e-9) / 10 ** digits, digits);
 const thousands = (count) => count.toLocaleString("en");

@@ -2,7 +2,7 @@
 function showSummary(model) {
   $("#name").textContent = model.name;
   const facts = Object.entries(model.facts).map(([name, value]) => {
-    const text = typeof value === "number" ? (name === "n" ? thousands(value) : String(value)) : value;
+    const text = typeof value === "number" ? (name === "n" ? thousands(value) : name === "eps" ? short(value) : String(value)) : value;
     return make("li", {}, make("span", {}, name), ` ${text}`);
   });
   $("#facts").replaceChildren(...facts);
@@ -81,7 +81,7 @@ function accuracyChart(model, columns, width) {
     x: { low: 0, high: most, label: `eps (l_${model.norm})` }, y: { low: 0, high: 1, format: (v) => `${Math.round(100 * v)} %` } });
   if (upper) chart.root.append(between(chart.at, xs, upper, lower, "gap"), line(chart.at, xs, upper, "attack"));
   chart.root.append(line(chart.at, xs, lower, "proved"));
-  if (model.eps) chart.root.append(target(chart, model.eps, `target ${model.eps}`));
+  if (model.eps) chart.root.append(target(chart, model.eps, `target ${short(model.eps)}`));
   const hand = draw("line", { class: "hand", y1: chart.edge.top, y2: chart.bottom });
   chart.root.append(hand);
   const say = (eps) => {
@@ -124,8 +124,8 @@ function histogram(model, columns, width) {
     const y = chart.at.y(count);
     chart.root.append(draw("rect", { class: "bar", x: chart.at.x((most * k) / bins) + 0.5, y, width: Math.max(step - 1.5, 0.5), height: chart.bottom - y }));
   });
-  if (model.eps) chart.root.append(target(chart, model.eps, `target ${model.eps}`));
-  const reached = model.eps ? `${percent(countFrom(sorted, model.eps) / sorted.length)} reach the target ${model.eps}; ` : "";
+  if (model.eps) chart.root.append(target(chart, model.eps, `target ${short(model.eps)}`));
+  const reached = model.eps ? `${percent(countFrom(sorted, model.eps) / sorted.length)} reach the target ${short(model.eps)}; ` : "";
   const none = sorted.length - countFrom(sorted, 0, true);
   const rows = counts.map((count, k) => [`${short((most * k) / bins)} to ${short((most * (k + 1)) / bins)}`, thousands(count)]);
   return figure(chart.root, `Median ${cutDown(quantile(sorted, 0.5))}; ${reached}${thousands(none)} samples (${percent(none / sorted.length)}) have no radius at all.`,
