@@ -14,12 +14,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from polycert.errors import PolycertError
-from polycert.records import whole_file
+from polycert.records import check_place, whole_file
 from polycert.report.claims import CLAIMS
 from polycert.report.columns import STATUSES, pack_samples
 from polycert.report.pictures import pictures
 from polycert.report.runs import Run, gather
-from polycert.report.summary import cards, contradictions, headline, shares, table
+from polycert.report.summary import cards, contradictions, headline, shares
+from polycert.report.table import table
 
 SCRIPTS = ("data.js", "charts.js", "results.js", "samples.js", "page.js")
 CURVES = ("epoch", "loss", "eps", "lr", "validation_CTE", "validation_CRE")
@@ -41,11 +42,7 @@ def check_page(out: str | os.PathLike[str]) -> Path:
     target = Path(out)
     if target.suffix not in (".html", ".htm"):
         raise PolycertError(f"a report is an HTML page: the name must end in .html, got {target.name!r}")
-    if target.is_dir():
-        raise PolycertError(f"cannot write {str(target)!r}: it is a folder")
-    if not target.resolve().parent.is_dir():
-        raise PolycertError(f"cannot write {str(target)!r}: its folder does not exist; make it first")
-    return target
+    return check_place(target)
 
 
 def render(runs: list[Run]) -> str:

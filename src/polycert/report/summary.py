@@ -1,118 +1,14 @@
-"""What a run comes to in figures: a headline, cards, the share of samples proved and broken, rows of the table."""
+"""What a run comes to: a headline, cards, and the shares of samples that are proved, open and broken."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
 from polycert.report.runs import Record, Run, flag
-
-
-class Column(NamedTuple):
-    """A column of the table of records: its key, heading, explanation and format."""
-
-    key: str
-    heading: str
-    about: str
-    form: str = "{}"
-
-
-ERROR, RADIUS, COUNT = "{:.2f}", "{:.4f}", "{:.2f}"
-COLUMNS = (
-    Column("dataset", "data set", "The test samples"),
-    Column("architecture", "net", "Architecture"),
-    Column("activation", "activation", "Activation function"),
-    Column("norm", "norm", "The l_p norm of the ball"),
-    Column("eps", "eps", "The target radius", "{:.4g}"),
-    Column("method", "training", "Training method"),
-    Column("n", "n", "Samples", "{:,}"),
-    Column("CTE", "CTE", "Clean test error, %", ERROR),
-    Column("PGD", "PGD", "Error under plain PGD, %", ERROR),
-    Column("attack", "attack", "Error under the strong attack, %", ERROR),
-    Column("CRE_exact", "CRE exact", "Robust error of the exact certifier, % [lower, upper]", ERROR),
-    Column("CRE_Lin", "CRE Lin", "Certified robust error, one slope, %", ERROR),
-    Column("CRE_CROWN", "CRE CROWN", "Certified robust error, CROWN's slopes, %", ERROR),
-    Column("CRE_IBP", "CRE IBP", "Certified robust error by intervals, %", ERROR),
-    Column("ACB_Lin", "ACB Lin", "Average certified bound, all or nothing", RADIUS),
-    Column("ACB_CROWN", "ACB CROWN", "Average certified bound, CROWN's slopes", RADIUS),
-    Column("ACB_IBP", "ACB IBP", "Average certified bound by intervals", RADIUS),
-    Column("ACB_PEC", "ACB PEC", "Average certified bound by the envelope", RADIUS),
-    Column("radius_mean", "largest radius", "Mean of the largest certified radii", RADIUS),
-    Column("T_bisection", "T bisection", "Evaluations per sample of the search by bisection", COUNT),
-    Column("T_envelope", "T envelope", "Evaluations per sample of the paper's search", COUNT),
-    Column("T_root", "T root", "Evaluations per sample of polycert's search", COUNT),
-    Column("unstable", "unstable", "Units whose sign is not fixed, mean per sample", "{:.1f}"),
-    Column("parameter_norm", "norm of parameters", "Norm of all parameters", "{:.4g}"),
-    Column("seed", "seed", "Seed"),
-)
-
-
-class Cell(NamedTuple):
-    """A cell: its text, the 95 % interval, and the value to sort by."""
-
-    text: str
-    interval: str
-    value: str
-
-
-class Row(NamedTuple):
-    """A line of the table: the run it belongs to (-1: none to select), its name, a remark, and cells."""
-
-    run: int
-    name: str
-    remark: str
-    cells: list[Cell]
-
-
-def table(runs: Sequence[Run]) -> tuple[list[Column], list[Row]]:
-    """Columns that some record fills, and a row per record; a second one for the clean half of a leaked test set."""
-    entries = [(k, run.name, remark, record) for k, run in enumerate(runs) for remark, record in _records(run)]
-    columns = [item for item in COLUMNS if any(_filled(record.get(item.key)) for *_, record in entries)]
-    rows = [Row(k, name, remark, [_cell(record, c) for c in columns]) for k, name, remark, record in entries]
-    return columns, rows
-
-
-def _records(run: Run) -> Iterator[tuple[str, Record]]:
-    if run.record:
-        yield "", run.record
-    else:
-        facts = {
-            key: run.fact(key) for key in ("dataset", "architecture", "activation", "norm", "eps", "method", "seed")
-        }
-        yield "not evaluated yet", facts
-    half = run.record.get("clean_half")
-    if isinstance(half, Mapping):
-        yield "clean half", {**{c.key: run.record.get(c.key) for c in COLUMNS[:6]}, **half}
-
-
-def _filled(value: Any) -> bool:
-    return value is not None and value != ""
-
-
-def _cell(record: Record, column: Column) -> Cell:
-    value = record.get(column.key)
-    intervals = record.get("intervals")
-    interval = intervals.get(column.key) if isinstance(intervals, Mapping) else None
-    return Cell(show(value, column.form), show(interval, column.form) if _pair(interval) else "", _sortable(value))
-
-
-def _pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(item, int | float) for item in value)
-
-
-def _sortable(value: Any) -> str:
-    return str(value[1]) if _pair(value) else "" if value is None else str(value)
-
-
-def show(value: Any, form: str) -> str:
-    """A figure, or an interval, as the page prints it; a dash where there is none."""
-    if _pair(value):
-        return "[" + ", ".join(form.format(item) for item in value) + "]"
-    if not _filled(value):
-        return "–"
-    return form.format(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+from polycert.report.table import ERROR, RADIUS, is_filled, is_pair, show
 
 
 def shares(run: Run) -> dict[str, float] | None:
@@ -140,7 +36,7 @@ def _shares_of_samples(frame: pd.DataFrame) -> tuple[float, float, float] | None
 def _shares_of_record(record: Record) -> tuple[float, float, float] | None:
     exact: Any = record.get("CRE_exact")
     fewer = (record.get("limits") or {}).get("exact", record["n"]) < record["n"] if record else False
-    lower, upper = (0.0, None) if fewer or not _pair(exact) else exact
+    lower, upper = (0.0, None) if fewer or not is_pair(exact) else exact
     unproved = [record.get(key) for key in ("CRE_Lin", "CRE_CROWN", "CRE_IBP")]
     known = [value for value in (*unproved, upper) if isinstance(value, int | float)]
     wrong = record.get("CTE")
@@ -167,7 +63,7 @@ def cards(run: Run) -> list[dict[str, str]]:
         return _training_cards(run)
     chosen = [
         ("CTE", "clean error", ERROR + " %"),
-        ("attack" if _filled(run.record.get("attack")) else "PGD", "error under attack", ERROR + " %"),
+        ("attack" if is_filled(run.record.get("attack")) else "PGD", "error under attack", ERROR + " %"),
         (_best(run.record), "certified error", ERROR + " %"),
         ("CRE_exact", "exact robust error", ERROR),
         ("ACB_PEC", "mean radius within eps", RADIUS),
@@ -176,8 +72,8 @@ def cards(run: Run) -> list[dict[str, str]]:
     found = []
     for key, label, form in chosen:
         value, interval = run.record.get(key), (run.record.get("intervals") or {}).get(key)
-        if _filled(value):
-            note = f"95 %: {show(interval, form.removesuffix(' %'))}" if _pair(interval) else key.replace("_", " ")
+        if is_filled(value):
+            note = f"95 %: {show(interval, form.removesuffix(' %'))}" if is_pair(interval) else key.replace("_", " ")
             found.append({"label": label, "value": show(value, form), "note": note, "key": key})
     return found
 
@@ -195,7 +91,7 @@ def _training_cards(run: Run) -> list[dict[str, str]]:
     return [
         {"label": label, "value": show(last[key], ERROR + " %"), "note": note, "key": key}
         for key, label in names.items()
-        if _filled(last.get(key))
+        if is_filled(last.get(key))
     ]
 
 
