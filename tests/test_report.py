@@ -357,6 +357,7 @@ def broken(folder: Path, name: str, content: str | bytes) -> Path:
         ("a.json", "{", ["a.json", "not JSON"]),
         ("a.json", "[1, 2]", ["not a record", "polycert evaluate"]),
         ("a.json", '{"model": "x"}', ["not a record", "eps"]),
+        ("a.json", '{"model": "x", "norm": "inf", "eps": "0.1", "n": 5}', ["not a record", "numbers"]),
         ("a.csv", "x", [".json", "a.csv"]),
     ],
 )
@@ -386,7 +387,10 @@ def test_companions_that_cannot_be_read(tmp_path: Path, companion: str, words: l
 def test_companions_with_other_content(tmp_path: Path) -> None:
     path = write_evaluation(tmp_path / "a.json", count=50)
     samples(50).drop(columns="label").to_parquet(tmp_path / "a.samples.parquet")
-    with pytest.raises(pc.PolycertError, match="lacks the columns label"):
+    with pytest.raises(pc.PolycertError, match="lacks the columns of numbers label"):
+        gather([path])
+    samples(50).astype({"label": str}).to_parquet(tmp_path / "a.samples.parquet")
+    with pytest.raises(pc.PolycertError, match="lacks the columns of numbers label"):
         gather([path])
     samples(50).to_parquet(tmp_path / "a.samples.parquet")
     np.savez(tmp_path / "a.examples.npz", index=np.arange(3), input=np.zeros((2, 4)), counterexample=np.zeros((2, 4)))

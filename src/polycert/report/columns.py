@@ -40,7 +40,7 @@ def pack_samples(frame: pd.DataFrame) -> dict[str, Any]:
     packed: dict[str, Any] = {}
     for name, cut in CUTS.items():
         if name in frame:
-            values = pd.to_numeric(frame[name].astype("float64"), errors="coerce").to_numpy(dtype=np.float64)
+            values = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64, na_value=math.nan)
             packed[name] = pack(values, cut)
     if "status" in frame and frame["status"].notna().any():
         code = {status: position for position, status in enumerate(STATUSES)}

@@ -14,6 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from polycert.errors import PolycertError
 
@@ -94,8 +95,8 @@ def _of_file(path: Path) -> Iterator[Run]:
     content = _read_json(path)
     if not _is_record(content):
         raise PolycertError(
-            f"{str(path)!r} is not a record: it must be one object with {', '.join(RECORD_KEYS)}, "
-            "as `polycert evaluate` writes"
+            f"{str(path)!r} is not a record: it must be one object with {', '.join(RECORD_KEYS)} "
+            "(eps and n are numbers), as `polycert evaluate` writes"
         )
     yield _with_files(path, _finite(content))
 
@@ -143,7 +144,9 @@ def _with_files(path: Path, record: Record, metrics: Sequence[Record] = (), reci
 
 
 def _is_record(content: Any) -> bool:
-    return isinstance(content, dict) and all(key in content for key in RECORD_KEYS)
+    if not isinstance(content, dict) or not all(key in content for key in RECORD_KEYS):
+        return False
+    return isinstance(content["eps"], int | float) and isinstance(content["n"], int)
 
 
 def _read_json(path: Path) -> Any:
@@ -195,16 +198,16 @@ def read_samples(path: Path) -> pd.DataFrame | None:
         frame = pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise PolycertError(f"cannot read {str(path)!r} as parquet: evaluate again with --samples") from error
-    missing = [key for key in SAMPLE_KEYS if key not in frame]
+    missing = [key for key in SAMPLE_KEYS if key not in frame or not is_numeric_dtype(frame[key])]
     if missing or frame.empty:
-        what = f"lacks the columns {', '.join(missing)}" if missing else "has no samples"
+        what = f"lacks the columns of numbers {', '.join(missing)}" if missing else "has no samples"
         raise PolycertError(f"{str(path)!r} {what}: evaluate again with --samples")
     return frame
 
 
 def flag(frame: pd.DataFrame, name: str) -> pd.Series[bool]:
     """A column of yes and no; what is not known counts as no."""
-    return frame[name].astype("float64").eq(1.0)
+    return pd.to_numeric(frame[name], errors="coerce").astype("float64").eq(1.0)
 
 
 def read_examples(path: Path) -> Examples | None:
