@@ -208,6 +208,19 @@ def test_the_curve_is_read_off_at_any_eps(browser: Browser, page: Path) -> None:
     assert said.startswith(f"At eps 0: {100 * right.mean():.1f} % proved")
 
 
+def test_samples_that_were_not_searched_are_in_no_curve(browser: Browser, tmp_path: Path) -> None:
+    path = write_evaluation(tmp_path / "a.json", count=200)
+    frame = samples(200)
+    frame.loc[100:, "largest"] = np.nan
+    frame.to_parquet(tmp_path / "a.samples.parquet")
+    write_report([path], tmp_path / "r.html")
+    browser.open(tmp_path / "r.html")
+    said = browser.run("document.querySelector('.slider output').textContent")
+    assert said.startswith(f"At eps 0.1: {100 * (frame['largest'][:100] >= EPS).mean():.1f} % proved")
+    assert "Share of 100 samples" in browser.run("document.querySelector('#p-accuracy figcaption').textContent")
+    assert browser.complaints() == []
+
+
 def test_tabs_and_theme(browser: Browser, page: Path) -> None:
     browser.open(page, dark=False)
     back = "getComputedStyle(document.body).backgroundColor"

@@ -64,7 +64,7 @@ def kw_with_attacks(runs: Sequence[Run]) -> Iterator[Evidence]:
     """KW + at against KW: certified error, and error under attacks where both have it."""
     for setting, group in settings(runs):
         for kw, both in pairs(group, "kw", "kw+at"):
-            for key in ("PGD", "attack", "CRE_Lin"):
+            for key in ("PGD", "PGD_strong", "CRE_Lin"):
                 if has(kw, key) and has(both, key):
                     text = f"{setting}: {key} {value(both, key):.2f} % against {value(kw, key):.2f} %"
                     counts = difference(both, kw, key) > 0 if key == "CRE_Lin" else None

@@ -96,6 +96,7 @@ def model(run: Run) -> dict[str, Any]:
         "eps": run.fact("eps"),
         "norm": str(run.fact("norm")),
         "command": str(run.record.get("command") or ""),
+        "attack": str(run.record.get("attack") or ""),
         "headline": headline(run, parts),
         "shares": parts,
         "cards": cards(run),

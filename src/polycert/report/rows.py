@@ -82,7 +82,7 @@ def _figures(frame: pd.DataFrame, ball: Ball) -> dict[str, Any]:
         "eps": float(ball.eps),
         "n": len(frame),
         "CTE": error(frame["prediction"] == frame["label"]),
-        "attack": error(~frame["attacked"]),
+        "PGD_strong": error(~frame["attacked"]),
         "CRE_Lin": error(frame["certified"]),
         "CRE_CROWN": error(frame["certified_crown"]),
         "CRE_IBP": error(frame["certified_ibp"]),

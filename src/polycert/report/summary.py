@@ -42,7 +42,7 @@ def _shares_of_record(record: Record) -> tuple[float, float, float] | None:
     wrong = record.get("CTE")
     if not known or not isinstance(wrong, int | float):
         return None
-    attacks = [record.get(key) for key in ("PGD", "attack")]
+    attacks = [record.get(key) for key in ("PGD", "PGD_strong")]
     broken = max(value for value in (wrong, lower, *attacks) if isinstance(value, int | float))
     return 100 - min(known), wrong, broken
 
@@ -63,7 +63,7 @@ def cards(run: Run) -> list[dict[str, str]]:
         return _training_cards(run)
     chosen = [
         ("CTE", "clean error", ERROR + " %"),
-        ("attack" if is_filled(run.record.get("attack")) else "PGD", "error under attack", ERROR + " %"),
+        ("PGD_strong" if is_filled(run.record.get("PGD_strong")) else "PGD", "error under attack", ERROR + " %"),
         (_best(run.record), "certified error", ERROR + " %"),
         ("CRE_exact", "exact robust error", ERROR),
         ("ACB_PEC", "mean radius within eps", RADIUS),

@@ -28,7 +28,7 @@ COLUMNS = (
     Column("n", "n", "Samples", "{:,}"),
     Column("CTE", "CTE", "Clean test error, %", ERROR),
     Column("PGD", "PGD", "Error under plain PGD, %", ERROR),
-    Column("attack", "attack", "Error under the strong attack, %", ERROR),
+    Column("PGD_strong", "PGD strong", "Error under the strong attack, %", ERROR),
     Column("CRE_exact", "CRE exact", "Robust error of the exact certifier, % [lower, upper]", ERROR),
     Column("CRE_Lin", "CRE Lin", "Certified robust error, one slope, %", ERROR),
     Column("CRE_CROWN", "CRE CROWN", "Certified robust error, CROWN's slopes, %", ERROR),

@@ -14,6 +14,7 @@ function showSummary(model) {
   $("#cards").replaceChildren(...model.cards.map((card) =>
     make("div", {}, make("dt", {}, card.label), make("dd", {}, make("b", {}, card.value), make("small", {}, card.note)))));
   $("#command").textContent = model.command || "The record does not say which command made it.";
+  $("#attack").textContent = model.attack && `Attack: ${model.attack}`;
   $("#path").textContent = model.path;
 }
 
@@ -37,7 +38,7 @@ function showCharts(model) {
     const box = $(`#p-${name} .chart`);
     if (box.clientWidth) box.replaceChildren(absent ? missing(absent) : build(box.clientWidth));
   };
-  const unknown = !columns ? model.missing.samples : columns.largest ? null : "The search for the largest radii was not part of this evaluation.";
+  const unknown = !columns ? model.missing.samples : columns.largest && columns.largest.some(Number.isFinite) ? null : "The search for the largest radii was not part of this evaluation.";
   for (const name of ["histogram", "classes"]) $(`#p-${name}`).hidden = Boolean(unknown);
   place("accuracy", (width) => accuracyChart(model, columns, width), unknown);
   if (!unknown) {
@@ -48,14 +49,15 @@ function showCharts(model) {
 }
 
 // Radii in the sense of the curves: a sample that is wrong as it is has none, one without a counterexample has no end.
+// Samples that were not searched are left out of both curves.
 function curveRadii(columns) {
   const right = (k) => columns.label[k] === columns.prediction[k];
-  const proved = Float64Array.from(columns.largest, (value, k) => (right(k) && value > 0 ? value : 0)).sort();
-  const broken = columns.attack_radius
-    ? Float64Array.from(columns.attack_radius, (value, k) => (right(k) ? (Number.isNaN(value) ? Infinity : value) : 0)).sort() : null;
-  let correct = 0;
-  for (let k = 0; k < proved.length; k++) correct += right(k);
-  return { proved, broken, correct };
+  const searched = [...columns.largest.keys()].filter((k) => Number.isFinite(columns.largest[k]));
+  const proved = Float64Array.from(searched, (k) => (right(k) ? columns.largest[k] : 0)).sort();
+  const end = (value) => (Number.isNaN(value) ? Infinity : value);
+  const known = columns.attack_radius && columns.attack_radius.some(Number.isFinite);
+  const broken = known ? Float64Array.from(searched, (k) => (right(k) ? end(columns.attack_radius[k]) : 0)).sort() : null;
+  return { proved, broken, correct: searched.filter(right).length };
 }
 
 // How many sorted values are at least (or, strictly, more than) `value`.
@@ -137,10 +139,11 @@ const MOST_CLASSES = 20;
 function classes(model, columns, width) {
   const groups = new Map();
   columns.label.forEach((label, k) => {
-    if (!groups.has(label)) groups.set(label, { label, values: [], proved: 0 });
+    if (!groups.has(label)) groups.set(label, { label, values: [], proved: 0, all: 0 });
     const group = groups.get(label);
     if (Number.isFinite(columns.largest[k])) group.values.push(columns.largest[k]);
     group.proved += columns.state[k] === PROVED;
+    group.all++;
   });
   const all = [...groups.values()].filter((group) => group.values.length).sort((a, b) => a.label - b.label);
   for (const group of all) {
@@ -169,7 +172,7 @@ function classes(model, columns, width) {
   return figure(chart.root,
     `${some}Bars hold the middle half, lines 5 to 95 %, the mark is the median${model.eps ? ", the dashed line the target" : ""}. Smallest median: class ${worst.label} (${cutDown(worst.median)}); largest: class ${best.label} (${cutDown(best.median)}).`,
     ["class", "samples", "5 %", "25 %", "median", "75 %", "95 %", "proved within eps"],
-    all.map((g) => [g.label, thousands(g.values.length), ...[g.low, g.q1, g.median, g.q3, g.high].map((v) => cutDown(v)), percent(g.proved / g.values.length)]));
+    all.map((g) => [g.label, thousands(g.values.length), ...[g.low, g.q1, g.median, g.q3, g.high].map((v) => cutDown(v)), percent(g.proved / g.all)]));
 }
 
 function training(model, width) {
