@@ -26,7 +26,7 @@ function sharesBar(shares) {
     parts.push(draw("rect", { class: `share ${name}`, x: `${x}%`, width: `${shares[name]}%`, height: 20 }));
     x += shares[name];
   }
-  const text = Object.entries(names).map(([name, words]) => make("li", {}, make("i", { class: `dot ${name}`, "aria-hidden": "true" }),
+  const text = Object.entries(names).filter(([name]) => shares[name] > 0).map(([name, words]) => make("li", {}, make("i", { class: `dot ${name}`, "aria-hidden": "true" }),
     make("b", {}, `${shares[name].toFixed(1)} %`), ` ${words}`));
   return make("div", { class: "shares" }, draw("svg", { height: 20, width: "100%", "aria-hidden": "true" }, parts), make("ul", {}, text));
 }
