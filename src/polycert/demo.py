@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -17,7 +19,9 @@ from polycert.loading import save
 from polycert.losses import PER, Plain
 from polycert.models import build, fc1
 from polycert.radius import largest_radius
-from polycert.records import Certificates
+from polycert.records import Certificates, whole_file
+from polycert.report import write_report
+from polycert.report.rows import write_row
 from polycert.sets import Ball
 
 Report = Callable[[str], None]
@@ -26,6 +30,16 @@ EPS = 0.1
 EPOCHS = 30
 WARM_UP = 4
 BATCH = 100
+ABOUT = {
+    "model": "demo",
+    "dataset": "mnist-sample",
+    "architecture": "fc1",
+    "activation": "relu",
+    "method": "c-per",
+    "seed": 0,
+    "command": "polycert demo",
+    "version": version("polycert"),
+}
 
 
 def run(folder: Path, report: Report) -> None:
@@ -33,7 +47,9 @@ def run(folder: Path, report: Report) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     architecture = fc1(SHAPE, hidden=256)
     report(f"training a network 784-256-10 on 2,000 digits with C-PER, l_inf, eps {EPS} …")
-    model = train(architecture_seed=0, epochs=EPOCHS, report=report)
+    model, metrics = train(architecture_seed=0, epochs=EPOCHS, report=report)
+    with whole_file(folder / "metrics.jsonl") as name:
+        name.write_text("".join(json.dumps(row) + "\n" for row in metrics), encoding="utf-8")
     save(model, folder / "model.safetensors", architecture, SHAPE)
     network, test = capture(model, SHAPE), data.load("mnist-sample", "test")
     ball = Ball(eps=EPS, low=0.0, high=1.0)
@@ -46,7 +62,11 @@ def run(folder: Path, report: Report) -> None:
     two_phases(network, test.x[index], int(test.y[index]), folder / "two_phases.png", upper=0.4)
     found = largest_radius(network, test.x[:40], test.y[:40], upper=0.4, low=0.0, high=1.0)
     digits(test.x[:40], found.radius, folder / "digits.png", target=EPS)
+    report("searching for each digit's largest radius and attacking it, for the report …")
+    write_row(network, test.x, test.y, ball, folder / "evaluation.json", ABOUT, upper=0.4)
+    write_report([folder], folder / "report.html")
     report(f"written to {folder}: model.safetensors, certificates.csv, two_phases.png, digits.png")
+    report(f"open {folder / 'report.html'} in a browser")
 
 
 def table(certs: Certificates, network: Network, test: data.Dataset) -> list[str]:
@@ -64,8 +84,12 @@ def table(certs: Certificates, network: Network, test: data.Dataset) -> list[str
     return [*lines, ""]
 
 
-def train(architecture_seed: int, epochs: int, report: Report) -> nn.Module:
-    """C-PER in its simplest form: a plain warm-up, then eps ramped up to a little more than its target."""
+def train(architecture_seed: int, epochs: int, report: Report) -> tuple[nn.Module, list[dict[str, float]]]:
+    """C-PER in its simplest form: a plain warm-up, then eps ramped up to a little more than its target.
+
+    Returns the model and a row of metrics per epoch.
+    """
+    metrics: list[dict[str, float]] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(architecture_seed)
         model = build(fc1(SHAPE, hidden=256))
@@ -77,12 +101,15 @@ def train(architecture_seed: int, epochs: int, report: Report) -> nn.Module:
             ramp = min(1.0, max(0.0, (epoch - WARM_UP + 1) / (0.5 * epochs)))
             loss = PER(alpha=0.15, gamma=0.5) if ramp > 0 else Plain()
             ball = Ball(eps=1.05 * EPS * ramp, low=0.0, high=1.0)
+            total = 0.0
             for batch in torch.randperm(len(sample)).split(BATCH):
                 optimiser.zero_grad()
                 value = loss(network, sample.x[batch], sample.y[batch], ball)
                 value.backward()
                 optimiser.step()
+                total += value.item() * len(batch)
             decay.step()
+            metrics.append({"epoch": epoch + 1, "loss": total / len(sample), "eps": float(ball.eps)})
             if (epoch + 1) % 10 == 0:
                 report(f"  epoch {epoch + 1} of {epochs}, loss {value.item():.3f}, {time.perf_counter() - clock:.0f} s")
-    return model.eval()
+    return model.eval(), metrics

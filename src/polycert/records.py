@@ -133,6 +133,11 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix not in WRITERS:
         raise PolycertError(f"cannot write {target.name!r}: the name must end in {', '.join(WRITERS)}")
+    return check_place(target)
+
+
+def check_place(target: Path) -> Path:
+    """A path in a folder that is there, and not a folder itself, or a clear error."""
     if target.is_dir():
         raise PolycertError(f"cannot write {str(target)!r}: it is a folder")
     if not target.resolve().parent.is_dir():

@@ -79,6 +79,12 @@ def _attack(given: options.AttackOptions) -> None:
     attack_command(given)
 
 
+def _report(given: options.ReportOptions) -> None:
+    from polycert.cli.report import report_command
+
+    report_command(given)
+
+
 def _export(given: options.ExportOptions) -> None:
     from polycert.cli.samples import load_model
     from polycert.graph.onnx.export import export
@@ -166,6 +172,15 @@ options.add_command(
     _attack,
     "Search the ball around each sample for a point of another class.",
     "polycert attack net.safetensors --dataset mnist --eps 0.1 --limit 100",
+)
+options.add_command(
+    app,
+    "report",
+    options.ReportOptions,
+    _report,
+    "Write one self-contained HTML page about models: figures, charts, pictures, samples, the paper's claims.",
+    "polycert report runs/fc1 --out report.html",
+    "polycert report results/table1 runs/fc1/evaluation.json --out all.html",
 )
 options.add_command(
     app,

@@ -176,6 +176,21 @@ class RadiusOptions(Proof):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportOptions(Voice):
+    """`polycert report`."""
+
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUNS",
+            help="Records (.json), run folders of train, or folders of either.",
+            show_default=False,
+        ),
+    ]
+    out: Annotated[Path, running(metavar="FILE", help="The page to write: .html.")] = Path("report.html")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportOptions(Voice):
     """`polycert export`."""
 

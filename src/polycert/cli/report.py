@@ -1,0 +1,20 @@
+"""`polycert report`."""
+
+from __future__ import annotations
+
+from polycert.cli.guard import tell, usage
+from polycert.cli.options import ReportOptions
+from polycert.report import write_report
+from polycert.report.page import check_page
+
+
+def report_command(options: ReportOptions) -> None:
+    """Read the records, write the page."""
+    with usage():
+        check_page(options.out)
+    runs = write_report(options.runs, options.out)
+    if not options.quiet:
+        size = options.out.stat().st_size / 1e6
+        samples = sum(0 if run.samples is None else len(run.samples) for run in runs)
+        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        tell(f"{count}, {samples:,} samples: written to {options.out} ({size:.1f} MB)")

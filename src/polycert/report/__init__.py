@@ -1,0 +1,5 @@
+"""One self-contained HTML page about evaluated models, made of their records."""
+
+from polycert.report.page import write_report
+
+__all__ = ["write_report"]

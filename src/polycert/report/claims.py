@@ -1,0 +1,233 @@
+"""The paper's claims, checked: each one against the records at hand, or the command that would make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from polycert.report.comparisons import difference, has, method_of, pairs, settings, subsample_line, subsampled, value
+from polycert.report.runs import Run, flag
+
+ENOUGH = 1000  # samples from which a share is judged
+HOLDS, PARTLY, FAILS, OPEN = "holds", "holds in part", "does not hold", "not measured yet"
+
+
+class Evidence(NamedTuple):
+    """What records show, whether it agrees with the claim (None: it says nothing), and the files it is from."""
+
+    text: str
+    agrees: bool | None
+    sources: tuple[str, ...] = ()
+
+
+Check = Callable[[Sequence[Run]], Iterator[Evidence]]
+
+
+class Finding(NamedTuple):
+    """All evidence about a claim, and what to run for more (backticks around commands)."""
+
+    verdict: str
+    evidence: tuple[Evidence, ...]
+    missing: str
+
+    @property
+    def sources(self) -> list[str]:
+        """The files, each once."""
+        return list(dict.fromkeys(source for item in self.evidence for source in item.sources))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, what counts as agreement, and the checks of its parts with what each needs."""
+
+    text: str
+    measure: str
+    parts: tuple[tuple[Check, str], ...]
+
+    def judge(self, runs: Sequence[Run]) -> Finding:
+        """Holds only if every part of the claim was measured and everything agrees."""
+        found = [(tuple(check(runs)), needs) for check, needs in self.parts]
+        evidence = tuple(item for items, _ in found for item in items)
+        missing = [needs for items, needs in found if all(item.agrees is None for item in items)]
+        outcomes = [item.agrees for item in evidence if item.agrees is not None]
+        if not outcomes:
+            verdict = OPEN
+        elif not any(outcomes):
+            verdict = FAILS
+        else:
+            verdict = HOLDS if all(outcomes) and not missing else PARTLY
+        return Finding(verdict, evidence, " ".join(missing))
+
+
+def kw_with_attacks(runs: Sequence[Run]) -> Iterator[Evidence]:
+    """KW + at against KW: certified error, and error under attacks where both have it."""
+    for setting, group in settings(runs):
+        for kw, both in pairs(group, "kw", "kw+at"):
+            for key in ("PGD", "PGD_strong", "CRE_Lin"):
+                if has(kw, key) and has(both, key):
+                    text = f"{setting}: {key} {value(both, key):.2f} % against {value(kw, key):.2f} %"
+                    counts = difference(both, kw, key) > 0 if key == "CRE_Lin" else None
+                    yield Evidence(text, counts, (str(kw.path), str(both.path)))
+
+
+def partial_bounds(runs: Sequence[Run]) -> Iterator[Evidence]:
+    """Samples of CIFAR-10 with a radius between 0 and eps: what all-or-nothing methods miss."""
+    for run in runs:
+        frame = run.samples
+        if run.fact("dataset") != "cifar10" or str(run.fact("norm")) != "inf" or frame is None:
+            continue
+        if {"radius", "certified"} <= set(frame):
+            right = frame["label"] == frame["prediction"]
+            share = 100 * float(((frame["radius"] > 0) & ~flag(frame, "certified") & right).mean())
+            text = f"{run.name}: {share:.1f} % of {len(frame):,} samples"
+            agrees = 10 <= round(share) <= 20 if len(frame) >= ENOUGH else None
+            yield Evidence(text, agrees, (str(run.path.with_suffix(".samples.parquet")),))
+
+
+def overhead(runs: Sequence[Run]) -> Iterator[Evidence]:
+    """Time of the distances on top of the bounds; the paper measured CIFAR-10 networks, others are told only."""
+    for run in runs:
+        if has(run, "PEC_overhead"):
+            found, dataset = value(run, "PEC_overhead"), run.fact("dataset")
+            text = f"{run.name} on {dataset}: {found:+.1f} %"
+            yield Evidence(text, found <= 2 if dataset == "cifar10" else None, (str(run.path),))
+
+
+def search_saves(architecture: str, claimed: float) -> Check:
+    """Evaluations of the envelope's search against bisection's, on all models of an architecture."""
+
+    def check(runs: Sequence[Run]) -> Iterator[Evidence]:
+        seen = [run for run in runs if has(run, "T_bisection") and has(run, "T_envelope")]
+        seen = [run for run in seen if str(run.fact("architecture")).lower() == architecture]
+        if not seen:
+            return
+        saved = [_saved(run, "T_envelope") for run in seen]
+        mean = sum(saved) / len(saved)
+        roots = [_saved(run, "T_root") for run in seen if has(run, "T_root")]
+        ours = f"; polycert's own search (root) saves {sum(roots) / len(roots):.0f} %" if roots else ""
+        count = f"{len(seen)} model{'s' if len(seen) > 1 else ''}"
+        text = f"{architecture.upper()}: {mean:.0f} % saved ({min(saved):.0f} to {max(saved):.0f} % on {count}){ours}"
+        yield Evidence(text, mean >= 0.8 * claimed, tuple(str(run.path) for run in seen))
+
+    return check
+
+
+def _saved(run: Run, key: str) -> float:
+    return 100 * (1 - value(run, key) / value(run, "T_bisection"))
+
+
+def few_samples(runs: Sequence[Run]) -> Iterator[Evidence]:
+    """PER with a small sub-sample against a large one, all else equal."""
+    for small, large, key in subsampled([run for run in runs if "per" in method_of(run)]):
+        near = difference(small, large, key) <= 0 or value(small, key) - value(large, key) <= 1
+        yield Evidence(subsample_line(small, large, key), near, (str(small.path), str(large.path)))
+
+
+def few_samples_hurt(method: str) -> Check:
+    """A method on CIFAR-10: a small sub-sample against a large one."""
+
+    def check(runs: Sequence[Run]) -> Iterator[Evidence]:
+        chosen = [run for run in runs if run.fact("dataset") == "cifar10" and method_of(run) == method]
+        for small, large, key in subsampled(chosen):
+            worse = difference(small, large, key) > 0
+            yield Evidence(subsample_line(small, large, key), worse, (str(small.path), str(large.path)))
+
+    return check
+
+
+def few_iterations(runs: Sequence[Run]) -> Iterator[Evidence]:
+    """How many rounds Algorithm 1 takes until nothing leaves the box."""
+    for run in runs:
+        counts = run.record.get("iterations")
+        if isinstance(counts, dict) and counts:
+            total = sum(counts.values())
+            share = 100 * sum(count for rounds, count in counts.items() if int(rounds) <= 5) / total
+            most = max(map(int, counts))
+            text = f"{run.name}: {share:.1f} % of {total:,} distances (the longest took {most} iterations)"
+            yield Evidence(text, share > 50, (str(run.path),))
+
+
+def parameter_norms(runs: Sequence[Run]) -> Iterator[Evidence]:
+    """KW's parameters against C-PER+at's in the same setting."""
+    for setting, group in settings([run for run in runs if has(run, "parameter_norm")]):
+        for kw, per in pairs(group, "kw", "c-per+at"):
+            kw_norm, per_norm = value(kw, "parameter_norm"), value(per, "parameter_norm")
+            text = f"{setting}: {kw_norm:.4g} against {per_norm:.4g} of C-PER+at"
+            yield Evidence(text, kw_norm < per_norm, (str(kw.path), str(per.path)))
+
+
+def _train_twice(recipe: str, few: int, many: int) -> str:
+    return (
+        f"Run `polycert train {recipe} --set subsample={few} --run-dir runs/{recipe}-{few}` and the same with "
+        f"`subsample={many}` and `runs/{recipe}-{many}`, and give both folders to the report."
+    )
+
+
+CLAIMS = (
+    Claim(
+        "KW plus an adversarial loss is worse than KW alone (MNIST CNN, l_inf: 3.64 % under PGD, 8.12 % CRE Lin).",
+        "CRE Lin of kw+at above that of kw, by more than chance explains (95 %).",
+        (
+            (
+                kw_with_attacks,
+                "Run `polycert train mnist-cnn-linf-kw --run-dir runs/kw`, train a second model on "
+                "`pc.losses.Sum(pc.losses.KW(), pc.losses.AT())` (no recipe does), evaluate both with "
+                "`polycert evaluate MODEL --dataset mnist --norm inf --eps 0.1 --out FILE.json`, "
+                "and call the second one's method kw+at.",
+            ),
+        ),
+    ),
+    Claim(
+        "10 to 20 % of CIFAR-10 points get a partial bound from PEC where Fast-Lin gives none.",
+        "Share of samples with 0 < radius < eps (l_inf), rounded, from 10 to 20 %; of 1,000 samples or more.",
+        (
+            (
+                partial_bounds,
+                "Run `polycert evaluate MODEL --dataset cifar10 --norm inf --eps 2/255 --samples --out FILE.json`.",
+            ),
+        ),
+    ),
+    Claim(
+        "PEC costs 1 % more than CROWN.",
+        "CPU time of bounds and distances over that of the bounds alone on CIFAR-10, up to 2 %.",
+        ((overhead, "Run `python benchmarks/claims.py MODEL --dataset cifar10 --eps 2/255 --out FILE.json`."),),
+    ),
+    Claim(
+        "The search by envelopes saves 25 % of the evaluations on FC1 and 10 % on CNN.",
+        "Mean of 1 − T_envelope / T_bisection, at least four fifths of the claimed share.",
+        (
+            (search_saves("fc1", 25), "For FC1, run `polycert evaluate MODEL --out FILE.json` on such a model."),
+            (search_saves("cnn", 10), "For CNN, run `polycert evaluate MODEL --out FILE.json` on such a model."),
+        ),
+    ),
+    Claim(
+        "A sub-sample B′ much smaller than the batch B is enough for PER.",
+        "Certified error at most 1 point above that with four times as many samples or more, or no more than chance.",
+        ((few_samples, _train_twice("mnist-fc1-linf-c-per", 20, 100)),),
+    ),
+    Claim(
+        "Sub-sampling hurts IBP and C-IBP on CIFAR-10.",
+        "Certified error above that with four times as many samples or more, by more than chance explains (95 %).",
+        (
+            (few_samples_hurt("ibp"), _train_twice("cifar10-cnn-linf-ibp", 10, 100)),
+            (few_samples_hurt("c-ibp"), _train_twice("cifar10-cnn-linf-c-ibp", 10, 100)),
+        ),
+    ),
+    Claim(
+        "Algorithm 1 ends within 5 iterations in most cases.",
+        "More than half of all distances (one per sample and other class).",
+        ((few_iterations, "Run `python benchmarks/claims.py MODEL --dataset mnist --eps 0.1 --out FILE.json`."),),
+    ),
+    Claim(
+        "KW networks have smaller parameter norms than those of C-PER+at.",
+        "parameter_norm in the same setting.",
+        (
+            (
+                parameter_norms,
+                "Run `polycert evaluate MODEL --out FILE.json` on models of `polycert train mnist-fc1-linf-kw` and "
+                "`polycert train mnist-fc1-linf-c-per+at`.",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,151 @@
+"""The page: one HTML file with its style, script and data inside, which loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from polycert.errors import PolycertError
+from polycert.records import check_place, whole_file
+from polycert.report.claims import CLAIMS
+from polycert.report.columns import STATUSES, pack_samples
+from polycert.report.pictures import pictures
+from polycert.report.runs import Run, gather
+from polycert.report.summary import cards, contradictions, headline, shares
+from polycert.report.table import table
+
+SCRIPTS = ("data.js", "charts.js", "results.js", "samples.js", "page.js")
+CURVES = ("epoch", "loss", "eps", "lr", "validation_CTE", "validation_CRE")
+FACTS = ("dataset", "architecture", "activation", "method", "norm", "eps", "n", "seed", "version")
+
+
+def write_report(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> list[Run]:
+    """Write the report on records, run folders and folders of either, whole or not at all; returns the runs in it."""
+    target = check_page(out)
+    runs = gather(Path(path) for path in paths)
+    text = render(runs)
+    with whole_file(target) as name:
+        name.write_text(text, encoding="utf-8")
+    return runs
+
+
+def check_page(out: str | os.PathLike[str]) -> Path:
+    """A path to which a page can be written, or a clear error before any work is done."""
+    target = Path(out)
+    if target.suffix not in (".html", ".htm"):
+        raise PolycertError(f"a report is an HTML page: the name must end in .html, got {target.name!r}")
+    return check_place(target)
+
+
+def render(runs: list[Run]) -> str:
+    """The page as text."""
+    from polycert import __version__
+
+    style = _asset("page.css")
+    script = '"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS)
+    shown = [run for run in runs if run.about_model] or runs
+    columns, rows = table(shown)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":"), "allow_nan": False}
+    return environment.from_string(_asset("page.html")).render(
+        style=Markup(style),  # the package's own files: the only text that is not escaped
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        columns=columns,
+        rows=rows,
+        titles=_titles(shown),
+        count=len(runs),
+        claims=[(claim, claim.judge(runs)) for claim in CLAIMS],
+        commands=_commands,
+        models=[model(run) for run in shown],
+        statuses=STATUSES,
+        version=__version__,
+    )
+
+
+def _titles(runs: list[Run]) -> list[str]:
+    """Names to choose from; with the path where several have the same."""
+    names = [run.name for run in runs]
+    return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.path})" for run in runs]
+
+
+def _commands(text: str) -> Markup:
+    """Text with what stands between backticks as code."""
+    parts = text.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(part) if k % 2 else part for k, part in enumerate(parts))
+
+
+def model(run: Run) -> dict[str, Any]:
+    """What the page's script needs of a run."""
+    parts = shares(run)
+    found = {} if run.examples is None or run.samples is None else pictures(run.examples, run.samples)
+    facts = {key: run.fact(key) for key in FACTS}
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "facts": {key: value for key, value in facts.items() if isinstance(value, int | float | str)},
+        "eps": run.fact("eps"),
+        "norm": str(run.fact("norm")),
+        "command": str(run.record.get("command") or ""),
+        "attack": str(run.record.get("attack") or ""),
+        "headline": headline(run, parts),
+        "shares": parts,
+        "cards": cards(run),
+        "curves": _curves(run),
+        "samples": None if run.samples is None else pack_samples(run.samples),
+        "count": 0 if run.samples is None else len(run.samples),
+        "pictures": found,
+        "contradictions": contradictions(run.samples),
+        "missing": _missing(run, bool(found)),
+    }
+
+
+def _curves(run: Run) -> dict[str, list[Any]]:
+    """Columns of the training's metrics, to five digits."""
+    names = [name for name in CURVES if any(isinstance(row.get(name), int | float) for row in run.metrics)]
+    return {name: [_short(row.get(name)) for row in run.metrics] for name in names} if "epoch" in names else {}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.5g}") if isinstance(value, float) else value if isinstance(value, int) else None
+
+
+def _missing(run: Run, drawn: bool) -> dict[str, str]:
+    """Sentences for the parts that cannot be shown, each with the command that makes them."""
+    again = f"polycert evaluate MODEL … --samples --out {_record_path(run)}"
+    found: dict[str, str] = {}
+    if run.samples is None:
+        found["samples"] = f"Radii of single samples are not here. This command writes them: {again}"
+    if run.samples is not None and not drawn:
+        found["pictures"] = (
+            f"Pictures of samples are not here. This command writes them, for inputs that are images: {again}"
+            if run.examples is None
+            else "The inputs are not images, so none are shown."
+        )
+    if not run.metrics:
+        found["curves"] = (
+            "The course of the training is not here: give the run folder that polycert train … --run-dir DIR wrote."
+        )
+    return found
+
+
+def _record_path(run: Run) -> Path:
+    return run.path if run.record else run.path / "evaluation.json"
+
+
+def _asset(name: str) -> str:
+    return (resources.files("polycert.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """What a Content-Security-Policy calls an inline part it allows."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

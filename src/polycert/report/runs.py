@@ -1,0 +1,229 @@
+"""What a report is made of: records, the files beside them, and the folders of trained models."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
+
+from polycert.errors import PolycertError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Record = Mapping[str, Any]
+FloatArray = npt.NDArray[np.float32]
+RECORD_KEYS = ("model", "norm", "eps", "n")
+SAMPLE_KEYS = ("index", "label", "prediction")
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Samples as arrays: `index[k]`, `inputs[k, *shape]`, `counterexamples[k, *shape]` (NaN where there is none)."""
+
+    index: npt.NDArray[np.int64]
+    inputs: FloatArray
+    counterexamples: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A model with all that is known about it.
+
+    Attributes:
+        name: what the page calls it.
+        path: the record, or the folder of a training without one.
+        record: the record of `polycert evaluate`; empty if the model was not evaluated.
+        samples: one line per sample, or None.
+        examples: the hardest and the easiest samples, or None.
+        metrics: one object per epoch; empty if the training left none.
+        recipe: the recipe of the training; empty if there is none.
+    """
+
+    name: str
+    path: Path
+    record: Record = field(default_factory=dict)
+    samples: pd.DataFrame | None = None
+    examples: Examples | None = None
+    metrics: Sequence[Record] = ()
+    recipe: Record = field(default_factory=dict)
+
+    @property
+    def about_model(self) -> bool:
+        """Whether there is more than single measurements for the claims, such as those of benchmarks/claims.py."""
+        return "CTE" in self.record or self.samples is not None or bool(self.metrics) or bool(self.recipe)
+
+    def fact(self, key: str) -> Any:
+        """A value of the record, else of the recipe; None where neither has it."""
+        return self.record.get(key, self.recipe.get("target" if key == "eps" else key))
+
+
+def gather(paths: Iterable[Path]) -> list[Run]:
+    """The runs that `paths` (records, run folders, folders of either) hold, each once, in the order given."""
+    found: dict[Path, Run] = {}
+    for path in paths:
+        if not path.exists():
+            raise PolycertError(f"there is no {str(path)!r}: give records (.json) or folders that hold some")
+        before = len(found)
+        for run in _of_folder(path) if path.is_dir() else _of_file(path):
+            found.setdefault(run.path.resolve(), run)
+        if len(found) == before and path.is_dir() and not any(_of_folder(path)):
+            raise PolycertError(
+                f"{str(path)!r} holds neither a record nor a training: "
+                "`polycert evaluate MODEL --out FILE.json` writes records, `polycert train` run folders"
+            )
+    if not found:
+        raise PolycertError("a report needs at least one record or run folder, got none")
+    return list(found.values())
+
+
+def _of_file(path: Path) -> Iterator[Run]:
+    if path.suffix != ".json":
+        raise PolycertError(f"records are .json files, got {path.name!r}: give the one that `polycert evaluate` wrote")
+    content = _read_json(path)
+    if not _is_record(content):
+        raise PolycertError(
+            f"{str(path)!r} is not a record: it must be one object with {', '.join(RECORD_KEYS)} "
+            "(eps and n are numbers), as `polycert evaluate` writes"
+        )
+    yield _with_files(path, _finite(content))
+
+
+def _of_folder(folder: Path) -> Iterator[Run]:
+    """The runs of a folder and of those below it."""
+    if _trained(folder):
+        yield from _of_training(folder)
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from _of_folder(path)
+        elif path.suffix == ".json" and _is_record(content := _read_json(path)):
+            yield _with_files(path, _finite(content))
+
+
+def _trained(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("recipe.toml", "metrics.jsonl"))
+
+
+def _of_training(folder: Path) -> Iterator[Run]:
+    """One run per record of the folder; the training alone if it has none."""
+    recipe, metrics = _read_recipe(folder / "recipe.toml"), _read_metrics(folder / "metrics.jsonl")
+    records = [(path, content) for path in sorted(folder.glob("*.json")) if _is_record(content := _read_json(path))]
+    if not records:
+        yield Run(name=folder.resolve().name, path=folder, metrics=metrics, recipe=recipe)
+    for path, content in records:
+        yield _with_files(path, _finite(content), metrics, recipe)
+
+
+def _with_files(path: Path, record: Record, metrics: Sequence[Record] = (), recipe: Record | None = None) -> Run:
+    training = record.get("training")
+    own = training.get("metrics", ()) if isinstance(training, Mapping) else ()
+    return Run(
+        name=str(record["model"]),
+        path=path,
+        record=record,
+        samples=read_samples(path.with_suffix(".samples.parquet")),
+        examples=read_examples(path.with_suffix(".examples.npz")),
+        metrics=metrics or [row for row in own if isinstance(row, Mapping)],
+        recipe=recipe or {},
+    )
+
+
+def _is_record(content: Any) -> bool:
+    if not isinstance(content, dict) or not all(key in content for key in RECORD_KEYS):
+        return False
+    return isinstance(content["eps"], int | float) and isinstance(content["n"], int)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise PolycertError(f"{str(path)!r} is not JSON ({error}): write it again") from error
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON in a browser lacks."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read_recipe(path: Path) -> Record:
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise PolycertError(f"{str(path)!r} is not TOML ({error}): restore the file that the training wrote") from error
+
+
+def _read_metrics(path: Path) -> list[Record]:
+    """A line per epoch; an unfinished last one, of a training that was killed, does not count."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    rows: list[Record] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise PolycertError(f"line {number} of {str(path)!r} is not JSON ({error}): remove it") from error
+        if isinstance(row, dict):
+            rows.append(_finite(row))
+    return rows
+
+
+def read_samples(path: Path) -> pd.DataFrame | None:
+    """The file with one line per sample, checked; None if there is none."""
+    if not path.is_file():
+        return None
+    try:
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise PolycertError(f"cannot read {str(path)!r} as parquet: evaluate again with --samples") from error
+    missing = [key for key in SAMPLE_KEYS if key not in frame or not is_numeric_dtype(frame[key])]
+    if missing or frame.empty:
+        what = f"lacks the columns of numbers {', '.join(missing)}" if missing else "has no samples"
+        raise PolycertError(f"{str(path)!r} {what}: evaluate again with --samples")
+    return frame
+
+
+def flag(frame: pd.DataFrame, name: str) -> pd.Series[bool]:
+    """A column of yes and no; what is not known counts as no."""
+    return pd.to_numeric(frame[name], errors="coerce").astype("float64").eq(1.0)
+
+
+def read_examples(path: Path) -> Examples | None:
+    """The file with samples as arrays, checked; None if there is none."""
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            index, inputs, found = (content[name] for name in ("index", "input", "counterexample"))
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise PolycertError(
+            f"cannot read index, input and counterexample from {str(path)!r}: evaluate again with --samples"
+        ) from error
+    if inputs.shape != found.shape or index.shape != inputs.shape[:1]:
+        raise PolycertError(
+            f"the arrays in {str(path)!r} must be index[k], input[k, ...] and counterexample[k, ...], "
+            f"got {index.shape}, {inputs.shape} and {found.shape}: evaluate again with --samples"
+        )
+    return Examples(index.astype(np.int64), inputs.astype(np.float32), found.astype(np.float32))
