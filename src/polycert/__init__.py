@@ -5,6 +5,7 @@ from polycert.attacks import Attack, attack
 from polycert.certify import Bounds, bounds, certify, envelope
 from polycert.envelope import Envelope
 from polycert.errors import PolycertError
+from polycert.evaluation import Evaluation, Exact, evaluate
 from polycert.exact import Verdicts, verify
 from polycert.graph import Graph, Network, capture
 from polycert.graph.onnx.export import export
@@ -21,6 +22,8 @@ __all__ = [
     "Bounds",
     "Certificates",
     "Envelope",
+    "Evaluation",
+    "Exact",
     "Graph",
     "Network",
     "PolycertError",
@@ -33,6 +36,7 @@ __all__ = [
     "certify",
     "data",
     "envelope",
+    "evaluate",
     "exact",
     "export",
     "largest_radius",
