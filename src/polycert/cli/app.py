@@ -79,6 +79,18 @@ def _attack(given: options.AttackOptions) -> None:
     attack_command(given)
 
 
+def _evaluate(given: options.EvaluateOptions) -> None:
+    from polycert.cli.evaluate import evaluate_command
+
+    evaluate_command(given)
+
+
+def _zoo(given: options.ZooOptions) -> None:
+    from polycert.cli.zoo import zoo_command
+
+    zoo_command(given)
+
+
 def _export(given: options.ExportOptions) -> None:
     from polycert.cli.samples import load_model
     from polycert.graph.onnx.export import export
@@ -166,6 +178,24 @@ options.add_command(
     _attack,
     "Search the ball around each sample for a point of another class.",
     "polycert attack net.safetensors --dataset mnist --eps 0.1 --limit 100",
+)
+options.add_command(
+    app,
+    "evaluate",
+    options.EvaluateOptions,
+    _evaluate,
+    "Measure a whole row of a table: errors, attacks, proofs, radii, each with its 95 % interval.",
+    "polycert evaluate runs/fc1/model.safetensors --out runs/fc1/evaluation.json --samples",
+    "polycert evaluate net.onnx --dataset mnist --eps 0.1 --exact 3600 --out row.json",
+)
+options.add_command(
+    app,
+    "zoo",
+    options.ZooOptions,
+    _zoo,
+    "List the models that come with polycert, or show one's recipe and figures.",
+    "polycert zoo",
+    "polycert zoo mnist-fc1-linf-fast-c-per",
 )
 options.add_command(
     app,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def _settled(task: Task, part: Part, exact: Exact, begin: int, journal: Path | N
         columns = {name: values[few] for name, values in part.columns.items()}
         status[few] = settle(task.part(few), columns, part.hits[few], exact, journal, stage)
     seconds = part.seconds | {"exact": time.perf_counter() - clock}
-    return part._replace(columns=part.columns | {"status": status}, seconds=seconds)
+    return replace(part, columns=part.columns | {"status": status}, seconds=seconds)
 
 
 def make_record(task: Task, about: Mapping[str, Any], whole: Part, exact: Exact | None) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,15 +13,15 @@ from torch import Tensor
 
 from polycert import noise
 from polycert.attacks import descend, descend_with_momentum, likelihood_of, margin_of, strike
-from polycert.evaluation.task import Stage, Task
+from polycert.evaluation.task import Settings, Stage, Task
 from polycert.geometry import power_norm
 from polycert.graph import Graph
-from polycert.parallel import over_batches
+from polycert.parallel import Progress, over_batches
 from polycert.sets import Region
 
 PGD_STEPS, PGD_STEP, PGD_START = 20, 0.1, 0.1  # the paper's: step and standard deviation of the start, in eps
 PGD_TEXT = "20 steps of eps/10 on the cross-entropy, Gaussian start of std eps/10, one restart"
-HALVINGS = 20  # along the segment from a counterexample to the sample
+HALVINGS = 12  # along the segment from a counterexample to the sample
 ROUNDS, ROUND_STEPS = 3, 20  # attacks on ever smaller balls
 
 
@@ -41,50 +43,56 @@ def attack_all(task: Task, proved: Tensor, stage: Stage) -> Hits:
     """The paper's PGD, and a stronger attack where it fails; proved samples cannot fall and are left alone."""
     graph = task.network.bind()
     region = task.ball.at(task.x.to(graph.dtype))
-    found = over_batches(
-        lambda here: _hits(task.part(here), graph, region[here], proved[here]),
-        len(task),
-        task.batch,
-        task.threads,
-        lambda done, total: stage("attacking", done, total),
-    )
-    return Hits(*(torch.cat(parts) for parts in zip(*found, strict=True)))
-
-
-def _hits(task: Task, graph: Graph, region: Region, proved: Tensor) -> Hits:
     with torch.no_grad():
-        pgd = margin_of(graph.forward(region.x), task.y) <= 0
-    points, attacked = region.x.clone(), pgd.clone()
-    left = (~proved & ~pgd).nonzero().squeeze(1)
-    if len(left):
-        here, label = region[left], task.y[left]
-        found = descend(
-            graph,
-            here,
-            label,
-            _gaussian_start(here, task.settings.seed, task.index[left.cpu()]),
-            steps=PGD_STEPS,
-            step=PGD_STEP,
-            fixed=True,
-            aim=likelihood_of,
-        )
-        points[left], pgd[left] = found, _broken(graph, found, label)
-        attacked |= pgd
-    left = (~proved & ~attacked).nonzero().squeeze(1)
-    if len(left):
-        options = task.settings
-        hits = strike(
-            graph,
-            region[left],
-            task.y[left],
-            task.index[left.cpu()],
-            steps=options.steps,
-            restarts=options.restarts,
-            seed=options.seed,
-            until_success=True,
-        )
-        points[left], attacked[left] = hits.inputs, hits.success
-    return Hits(pgd, attacked, points)
+        outputs = torch.cat([graph.forward(part) for part in region.x.split(task.batch)])
+    pgd, points = margin_of(outputs, task.y) <= 0, region.x.clone()
+    fell = _fallen(task, graph, region, ~proved & ~pgd, points, _paper_attack, partial(stage, "PGD"))
+    pgd = pgd | fell
+    fell = _fallen(task, graph, region, ~proved & ~pgd, points, _strong_attack, partial(stage, "a stronger attack"))
+    return Hits(pgd, pgd | fell, points)
+
+
+def _fallen(
+    task: Task,
+    graph: Graph,
+    region: Region,
+    wanted: Tensor,
+    points: Tensor,
+    attack: Callable[[Graph, Region, Tensor, Tensor, Settings], Tensor],
+    progress: Progress,
+) -> Tensor:
+    """Attack the samples wanted: which of them fell, `[n]`; their counterexamples are put into `points`."""
+    left = wanted.nonzero().squeeze(1)
+
+    def work(here: slice) -> None:
+        some = left[here]
+        found = attack(graph, region[some], task.y[some], task.index[some.cpu()], task.settings)
+        broken = _broken(graph, found, task.y[some])
+        fell[some], points[some[broken]] = broken, found[broken]
+
+    fell = torch.zeros_like(wanted)
+    share = -(-len(left) // task.threads)  # few samples are spread over the threads
+    over_batches(work, len(left), max(min(share, task.batch), 1), task.threads, progress)
+    return fell
+
+
+def _paper_attack(graph: Graph, region: Region, label: Tensor, index: Tensor, settings: Settings) -> Tensor:
+    start = _gaussian_start(region, settings.seed, index)
+    return descend(graph, region, label, start, steps=PGD_STEPS, step=PGD_STEP, fixed=True, aim=likelihood_of)
+
+
+def _strong_attack(graph: Graph, region: Region, label: Tensor, index: Tensor, settings: Settings) -> Tensor:
+    hits = strike(
+        graph,
+        region,
+        label,
+        index,
+        steps=settings.steps,
+        restarts=settings.restarts,
+        seed=settings.seed,
+        until_success=True,
+    )
+    return hits.inputs
 
 
 def _gaussian_start(region: Region, seed: int, index: Tensor) -> Tensor:
@@ -93,7 +101,7 @@ def _gaussian_start(region: Region, seed: int, index: Tensor) -> Tensor:
     # Off the ends of [0, 1), where the normal quantile is infinite.
     share = noise.uniform(seed, "pgd", index.to(region.x.device)[:, None], features).double() + 2.0**-25
     normal = math.sqrt(2) * torch.erfinv(2 * share - 1)
-    size = PGD_START * region.radius.reshape(-1, *(1,) * (region.x.dim() - 1))
+    size = PGD_START * _over(region.radius, region.x)
     return region.project(region.x + size * normal.reshape(region.x.shape).to(region.x))
 
 
@@ -104,7 +112,10 @@ def _broken(graph: Graph, points: Tensor, label: Tensor) -> Tensor:
 
 
 class Smallest(NamedTuple):
-    """The nearest counterexample found for each sample: its norm `[n]` (float64), NaN where none is, and the point."""
+    """The nearest counterexample found for each sample: its norm `[n]` (float64), NaN where none is, and the point.
+
+    It is one in float64: ties by the rounding of float32 alone would contradict proofs about the real-valued network.
+    """
 
     radius: Tensor
     points: Tensor
@@ -112,11 +123,11 @@ class Smallest(NamedTuple):
 
 def smallest(task: Task, hits: Hits, proved_radius: Tensor, stage: Stage) -> Smallest:
     """Counterexamples at any radius up to `upper`, drawn as near as an attack gets them; never below what is proved."""
-    graph = task.network.bind()
+    graph, double = task.network.bind(), task.network.bind(torch.float64)
     region = task.ball.at(task.x.to(graph.dtype))
     known = proved_radius.nan_to_num(nan=0.0).to(task.x.device)
     found = over_batches(
-        lambda here: _Nearing(graph, region[here], task.y[here]).run(
+        lambda here: _Nearing(graph, double, region[here], task.y[here]).run(
             Hits(*(values[here] for values in hits)), known[here], task.settings.upper
         ),
         len(task),
@@ -131,6 +142,7 @@ class _Nearing(NamedTuple):
     """Draws counterexamples of one batch towards their samples."""
 
     graph: Graph
+    double: Graph
     region: Region
     label: Tensor
 
@@ -162,23 +174,32 @@ class _Nearing(NamedTuple):
 
     def _shrunk(self, points: Tensor, broken: Tensor) -> Smallest:
         """Halve the segment to the sample again and again, keeping the end that is broken."""
-        x, wide = self.region.x, (-1, *(1,) * (points.dim() - 1))
+        x = self.region.x
+        own = broken & self._falls(x)
+        ends = torch.where(_over(own, x), x, points)
+        broken = broken & self._falls(ends)
+        nearest = torch.where(_over(broken, x), ends, torch.nan)
         low, high = torch.zeros_like(self.region.radius), torch.ones_like(self.region.radius)
-        nearest = torch.where(broken.reshape(wide), points, torch.nan)
-        own = broken & _broken(self.graph, x, self.label)
-        nearest = torch.where(own.reshape(wide), x, nearest)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            here = self.region.clip(x + middle.reshape(wide) * (points - x))
-            fell = broken & ~own & _broken(self.graph, here, self.label)
-            nearest = torch.where(fell.reshape(wide), here, nearest)
+            here = self.region.clip(x + _over(middle, x) * (ends - x))
+            fell = broken & self._falls(here)
+            nearest = torch.where(_over(fell, x), here, nearest)
             low, high = torch.where(fell, low, middle), torch.where(fell, middle, high)
         delta = (nearest.double() - x.double()).flatten(1).abs()
         return Smallest(power_norm(delta, self.region.norm), nearest)
+
+    def _falls(self, points: Tensor) -> Tensor:
+        """Whether points have another class in float64."""
+        return _broken(self.double, points.double(), self.label)
 
 
 def _nearer(first: Smallest, second: Smallest) -> Smallest:
     """The better of two for each sample; NaN is none."""
     take = (second.radius < first.radius) | first.radius.isnan()
-    wide = take.reshape(-1, *(1,) * (first.points.dim() - 1))
-    return Smallest(torch.where(take, second.radius, first.radius), torch.where(wide, second.points, first.points))
+    points = torch.where(_over(take, first.points), second.points, first.points)
+    return Smallest(torch.where(take, second.radius, first.radius), points)
+
+
+def _over(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *(1,) * (like.dim() - 1))
