@@ -165,8 +165,8 @@ def make_record(task: Task, about: Mapping[str, Any], whole: Part, exact: Exact 
     settings, leak = task.settings, about.get("test_leak")
     facts = {**about, "norm": f"{task.ball.norm:g}", "eps": task.eps}
     record: dict[str, Any] = {name: facts[name] for name in FACTS if facts.get(name) is not None}
-    record |= summary(whole.columns, task.eps)
     record["attack"] = describe(settings.steps, settings.restarts, settings.seed)
+    record |= summary(whole.columns, task.eps)
     if leak is not None:
         clean = ~leaked(whole.columns["index"], leak)
         if clean.any():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ COLUMNS = [
     "evaluations_envelope",
     "evaluations_root",
 ]
+_FLAT_LIST = re.compile(r"\[[^\[\]{}\"]*\]")
 EXAMPLES = 24  # of the samples with the smallest and with the largest certified radius, each
 
 
@@ -82,7 +84,7 @@ class Evaluation:
                     file, index=found["index"], input=found["input"], counterexample=found["counterexample"]
                 )
         with whole_file(target) as name:  # last: where there is a record, all of it is there
-            name.write_text(json.dumps(_finite(self.record), indent=1) + "\n", encoding="utf-8")
+            name.write_text(record_text(self.record), encoding="utf-8")
 
 
 def check_record(path: str | Path) -> Path:
@@ -98,9 +100,15 @@ def beside(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.stem}.{ending}")
 
 
+def record_text(record: Mapping[str, Any]) -> str:
+    """A record as JSON, lists of numbers on one line."""
+    text = json.dumps(_finite(record), indent=1)
+    return _FLAT_LIST.sub(lambda found: " ".join(found[0].split()), text) + "\n"
+
+
 def _finite(value: Any) -> Any:
     """JSON has no infinity: such ends of intervals become null."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]

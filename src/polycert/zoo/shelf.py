@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from polycert.errors import PolycertError
+from polycert.evaluation.files import record_text
 from polycert.graph import Network
 from polycert.loading import load as load_file
 from polycert.loading import load_module
@@ -134,7 +135,7 @@ def _put(run_dir: Path, made: Entry, record: dict[str, Any]) -> Entry:
 
 def _write(path: Path, value: dict[str, Any]) -> None:
     with whole_file(path) as name:
-        name.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        name.write_text(record_text(value), encoding="utf-8")
 
 
 def digest(path: Path) -> str:
