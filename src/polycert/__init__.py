@@ -1,6 +1,6 @@
 """polycert: certified radii of neural networks in any l_p ball inside a box."""
 
-from polycert import data, exact, losses
+from polycert import data, exact, losses, zoo
 from polycert.attacks import Attack, attack
 from polycert.certify import Bounds, bounds, certify, envelope
 from polycert.envelope import Envelope
@@ -44,4 +44,5 @@ __all__ = [
     "losses",
     "save",
     "verify",
+    "zoo",
 ]

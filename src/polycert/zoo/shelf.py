@@ -20,7 +20,6 @@ from polycert.graph import Network
 from polycert.loading import load as load_file
 from polycert.loading import load_module
 from polycert.records import whole_file
-from polycert.training import read_recipe
 
 MANIFEST = "manifest.json"
 LARGEST = 20 * 2**20  # bytes that all models together may take
@@ -107,6 +106,8 @@ def add(run_dir: Path, name: str | None = None, folder: Path | None = None) -> E
         name: of the model, if not the folder's.
         folder: the shelf, if not the package's own.
     """
+    from polycert.training import read_recipe  # here, as only those who add models need it
+
     where, called = folder or home(), name or run_dir.resolve().name
     if not _NAME.fullmatch(called):
         raise PolycertError(f"a model's name must be of small letters, digits and . + -, got {called!r}")
