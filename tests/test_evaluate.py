@@ -20,10 +20,9 @@ from typer.testing import CliRunner, Result
 import polycert as pc
 from polycert.cli import app
 from polycert.cli import evaluate as command
-from polycert.evaluation import evaluate as module
 from polycert.evaluation import parts, strikes
 from polycert.evaluation.about import about_model
-from polycert.evaluation.evaluate import run
+from polycert.evaluation.run import ALONE, run
 from polycert.evaluation.files import COLUMNS
 from polycert.evaluation.intervals import normal, wilson
 from polycert.evaluation.task import Settings, make_task, usual_upper
@@ -465,7 +464,7 @@ def test_shares_of_processes_make_the_evaluation_of_one(
 
     assert run(task, {}, exact, tmp_path / "two.json", Second(1, 2)) is None
     both = run(task, {}, exact, tmp_path / "two.json", First(0, 2))
-    one = run(task, {}, exact, None, module.ALONE)
+    one = run(task, {}, exact, None, ALONE)
     assert both is not None
     assert one is not None
     assert same(one.record, both.record)
@@ -505,7 +504,7 @@ def test_the_command_writes_what_the_library_gives(
             assert record[name] == expected[name], name
     assert record["model"] == "net"
     assert record["command"].startswith("polycert evaluate ")
-    assert record["command"].endswith("--norm 2 --eps 0.04 --exact inf --samples")
+    assert record["command"].endswith("--norm 2 --low 0 --high 1 --eps 0.04 --exact inf --samples")
     assert "CRE_exact" in result.stdout
     assert (folder / "row.samples.parquet").exists()
 

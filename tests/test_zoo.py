@@ -85,7 +85,7 @@ def test_a_damaged_model_is_refused(empty: Path, run_dir: Path) -> None:
     content = bytearray(made.path().read_bytes())
     content[-1] ^= 1
     made.path().write_bytes(content)
-    with pytest.raises(pc.PolycertError, match="damaged.*install polycert again"):
+    with pytest.raises(pc.PolycertError, match=r"damaged.*install polycert again"):
         pc.zoo.load("tiny")
 
 
