@@ -22,9 +22,9 @@ from polycert.cli import app
 from polycert.cli import evaluate as command
 from polycert.evaluation import parts, strikes
 from polycert.evaluation.about import about_model
-from polycert.evaluation.run import ALONE, run
 from polycert.evaluation.files import COLUMNS
 from polycert.evaluation.intervals import normal, wilson
+from polycert.evaluation.run import ALONE, run
 from polycert.evaluation.task import Settings, make_task, usual_upper
 from polycert.models import ARCHITECTURES, build, fc1
 from polycert.processes import Processes

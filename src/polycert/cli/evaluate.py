@@ -17,8 +17,8 @@ from polycert.cli.slices import progress_bar
 from polycert.cli.summary import show_record
 from polycert.errors import PolycertError
 from polycert.evaluation.about import about_model
-from polycert.evaluation.run import run
 from polycert.evaluation.files import Evaluation, check_record
+from polycert.evaluation.run import run
 from polycert.evaluation.settle import Exact
 from polycert.evaluation.task import Settings, make_task, usual_upper
 from polycert.processes import processes

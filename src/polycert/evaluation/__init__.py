@@ -1,7 +1,7 @@
 """A whole row of a table for one network: errors, attacks, proofs, radii, and their confidence intervals."""
 
-from polycert.evaluation.run import evaluate
 from polycert.evaluation.files import Evaluation
+from polycert.evaluation.run import evaluate
 from polycert.evaluation.settle import Exact
 
 __all__ = ["Evaluation", "Exact", "evaluate"]
