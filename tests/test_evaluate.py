@@ -25,6 +25,7 @@ from polycert.evaluation.about import about_model
 from polycert.evaluation.files import COLUMNS
 from polycert.evaluation.intervals import normal, wilson
 from polycert.evaluation.run import ALONE, run
+from polycert.evaluation.settle import Exact
 from polycert.evaluation.task import Settings, make_task, usual_upper
 from polycert.models import ARCHITECTURES, build, fc1
 from polycert.processes import Processes
@@ -72,8 +73,8 @@ BALLS = {
 
 @pytest.fixture(scope="module", params=BALLS)
 def found(request: pytest.FixtureRequest, net: nn.Sequential, samples: tuple[Tensor, Tensor]) -> pc.Evaluation:
-    exact = pc.Exact(timeout=20)
-    return pc.evaluate(net, *samples, BALLS[request.param], samples=True, exact=exact, batch_size=32)
+    ball = BALLS[request.param]
+    return pc.evaluate(net, *samples, ball, samples=True, exact=math.inf, exact_timeout=20, batch_size=32)
 
 
 def ball_of(found: pc.Evaluation) -> pc.Ball:
@@ -273,7 +274,7 @@ def test_no_gradient_and_no_generator_is_touched(net: nn.Sequential, samples: tu
     for k, parameter in enumerate(made.parameters()):
         parameter.grad = None if k == 0 else torch.full_like(parameter, float(k))
     before, numpys = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    record = pc.evaluate(made, *samples, BALLS["inf"], samples=True, exact=pc.Exact(timeout=5)).record
+    record = pc.evaluate(made, *samples, BALLS["inf"], samples=True, exact=60).record
     assert record["PGD_strong"] > record["CTE"]  # attacks did run
     assert torch.equal(torch.get_rng_state(), before)
     assert (np.random.get_state()[1] == numpys).all()  # noqa: NPY002
@@ -315,8 +316,7 @@ def test_random_numbers_belong_to_samples(net: nn.Sequential, samples: tuple[Ten
 
 
 def test_limits(net: nn.Sequential, samples: tuple[Tensor, Tensor]) -> None:
-    exact = pc.Exact(timeout=20, limit=30)
-    found = pc.evaluate(net, *samples, BALLS["inf"], search_limit=40, exact=exact)
+    found = pc.evaluate(net, *samples, BALLS["inf"], search_limit=40, exact=math.inf, exact_limit=30)
     assert found.record["limits"] == {"search": 40, "exact": 30}
     frame = found.to_frame()
     assert frame["largest"].notna().sum() == frame["evaluations_root"].notna().sum() == 40
@@ -328,7 +328,7 @@ def test_limits(net: nn.Sequential, samples: tuple[Tensor, Tensor]) -> None:
 
 def test_no_time_leaves_an_interval(net: nn.Sequential, samples: tuple[Tensor, Tensor]) -> None:
     """Attacks alone still falsify: what they found is replayed, whatever time is left."""
-    record = pc.evaluate(net, *samples, BALLS["inf"], exact=pc.Exact(seconds=1e-9, timeout=1e-9)).record
+    record = pc.evaluate(net, *samples, BALLS["inf"], exact=1e-9).record
     proved_by_none = record["CRE_exact"][1]
     assert record["CRE_exact"][0] == pytest.approx(record["PGD_strong"], abs=1e-9)
     assert proved_by_none <= min(record["CRE_Lin"], record["CRE_CROWN"], record["CRE_IBP"])
@@ -366,7 +366,7 @@ def test_what_is_refused(
 @pytest.mark.parametrize("change", [{"seconds": 0.0}, {"timeout": -1.0}, {"limit": 0}])
 def test_efforts_that_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(pc.PolycertError, match="exact verdicts"):
-        pc.Exact(**change)
+        Exact(**change)
 
 
 # Files
@@ -450,7 +450,7 @@ def test_shares_of_processes_make_the_evaluation_of_one(
 ) -> None:
     monkeypatch.setattr(parts, "SLICE", 20)
     settings = Settings(upper=4 * EPS, samples=True)
-    task, exact = make_task(net, *samples, BALLS["inf"], settings), pc.Exact(timeout=20)
+    task, exact = make_task(net, *samples, BALLS["inf"], settings), Exact(timeout=20)
     sent: list[Any] = []
 
     class Second(Processes):
@@ -498,7 +498,7 @@ def test_the_command_writes_what_the_library_gives(
     result = own(folder, "--eps", EPS, "--norm", 2, "--out", out, "--samples", "--exact", "inf", "--workers", 1)
     assert result.exit_code == 0, result.output
     record = json.loads(out.read_text())
-    expected = pc.evaluate(net, *samples, BALLS["2"], samples=True, exact=pc.Exact()).record
+    expected = pc.evaluate(net, *samples, BALLS["2"], samples=True, exact=math.inf).record
     for name in CONTRACT:
         if name != "seconds":
             assert record[name] == expected[name], name

@@ -5,7 +5,7 @@ from polycert.attacks import Attack, attack
 from polycert.certify import Bounds, bounds, certify, envelope
 from polycert.envelope import Envelope
 from polycert.errors import PolycertError
-from polycert.evaluation import Evaluation, Exact, evaluate
+from polycert.evaluation import Evaluation, evaluate
 from polycert.exact import Verdicts, verify
 from polycert.graph import Graph, Network, capture
 from polycert.graph.onnx.export import export
@@ -23,7 +23,6 @@ __all__ = [
     "Certificates",
     "Envelope",
     "Evaluation",
-    "Exact",
     "Graph",
     "Network",
     "PolycertError",

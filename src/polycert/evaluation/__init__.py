@@ -2,6 +2,5 @@
 
 from polycert.evaluation.files import Evaluation
 from polycert.evaluation.run import evaluate
-from polycert.evaluation.settle import Exact
 
-__all__ = ["Evaluation", "Exact", "evaluate"]
+__all__ = ["Evaluation", "evaluate"]

@@ -46,7 +46,7 @@ def figures(columns: Columns, eps: float) -> dict[str, Figure]:
             found |= {f"T_{name}": _mean(columns[f"evaluations_{name}"][right]) for name in SEARCHES}
     if "unstable" in columns:
         found["unstable"] = _mean(columns["unstable"])
-    if "status" in columns:
+    if "status" in columns and (columns["status"] != "").any():
         found["CRE_exact"] = _exact(columns["status"])
     return {name: found[name] for name in ORDER if name in found}
 

@@ -41,7 +41,10 @@ def evaluate(
     restarts: int = 4,
     samples: bool = False,
     search_limit: int | None = None,
-    exact: Exact | None = None,
+    exact: float | None = None,
+    exact_timeout: float = 60.0,
+    exact_limit: int | None = None,
+    workers: int = 1,
     rigorous: bool = True,
     out: str | Path | None = None,
     batch_size: int | None = None,
@@ -62,7 +65,8 @@ def evaluate(
         steps, restarts, seed: of the stronger attack.
         samples: find the nearest counterexample of each sample as well.
         search_limit: search only the first so many samples.
-        exact: settle what bounds leave open, at most at this cost.
+        exact: seconds in which what bounds leave open is settled, or None to leave it; exact_timeout: seconds for each
+            sample; exact_limit: settle only the first so many samples; workers: processes that do it.
         rigorous: cover every rounding error in what is called proved.
         out: a `.json` file to write the record to, with the other files of `Evaluation.save` beside it. Finished
             slices are kept there until then, so that the same call goes on where it was interrupted; exact verdicts
@@ -88,8 +92,11 @@ def evaluate(
         rigorous=rigorous,
     )
     target = None if out is None else check_record(out)
+    effort = None
+    if exact is not None:
+        effort = Exact(seconds=exact, timeout=exact_timeout, limit=exact_limit, workers=workers)
     task = make_task(net, x, y, ball, settings, batch_size=batch_size, memory=memory, threads=threads)
-    found = run(task, about or {}, exact, target, ALONE, progress)
+    found = run(task, about or {}, effort, target, ALONE, progress)
     assert found is not None  # one process has it all
     return found
 
