@@ -39,7 +39,7 @@ def search(task: Task, radius: Tensor, stage: Stage) -> Columns:
         progress=lambda done, total: stage("proving the radii", done, total),
     )
     halvings = bisections(task.settings.upper, task.settings.tolerance) * (root.evaluations > 0)
-    values = (torch.maximum(sure.radius, radius[chosen]), halvings, envelope.evaluations, root.evaluations)
+    values = (torch.maximum(sure.radius.cpu(), radius[chosen]), halvings, envelope.evaluations, root.evaluations)
     for name, value in zip(names, values, strict=True):
         found[name][chosen] = value.double().cpu()
     return found
