@@ -12,6 +12,7 @@ from polycert.cli.options import ZooOptions
 from polycert.cli.summary import show_record
 
 FACTS = ("dataset", "architecture", "method", "norm", "eps")
+WIDTH = 140
 FIGURES = ("CTE", "PGD_strong", "CRE_Lin", "CRE_CROWN", "ACB_PEC")
 
 
@@ -41,7 +42,9 @@ def _list() -> None:
         record = zoo.entry(name).record
         facts = [_text(record.get(fact)) for fact in FACTS]
         table.add_row(name, *facts, *(_text(record.get(figure)) for figure in FIGURES))
-    Console(highlight=False).print(table, soft_wrap=True)
+    # A terminal that is too narrow wraps lines; rich would cut names off.
+    console = Console(highlight=False)
+    console.print(table, width=max(console.width, WIDTH), crop=False)
 
 
 def _text(value: object) -> str:
