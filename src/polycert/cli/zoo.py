@@ -43,8 +43,7 @@ def _list() -> None:
         facts = [_text(record.get(fact)) for fact in FACTS]
         table.add_row(name, *facts, *(_text(record.get(figure)) for figure in FIGURES))
     # A terminal that is too narrow wraps lines; rich would cut names off.
-    console = Console(highlight=False)
-    console.print(table, width=max(console.width, WIDTH), crop=False)
+    Console(highlight=False, width=max(Console().width, WIDTH)).print(table)
 
 
 def _text(value: object) -> str:
