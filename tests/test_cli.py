@@ -90,7 +90,9 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout) == (0, f"polycert {pc.__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["certify", "radius", "verify", "attack", "report", "data", "demo"])
+@pytest.mark.parametrize(
+    "command", ["certify", "radius", "verify", "attack", "evaluate", "zoo", "report", "data", "demo"]
+)
 def test_every_command_has_an_example(command: str) -> None:
     result = polycert(command, "--help")
     assert result.exit_code == 0

@@ -1,10 +1,11 @@
 """polycert: certified radii of neural networks in any l_p ball inside a box."""
 
-from polycert import data, exact, losses
+from polycert import data, exact, losses, zoo
 from polycert.attacks import Attack, attack
 from polycert.certify import Bounds, bounds, certify, envelope
 from polycert.envelope import Envelope
 from polycert.errors import PolycertError
+from polycert.evaluation import Evaluation, evaluate
 from polycert.exact import Verdicts, verify
 from polycert.graph import Graph, Network, capture
 from polycert.graph.onnx.export import export
@@ -21,6 +22,7 @@ __all__ = [
     "Bounds",
     "Certificates",
     "Envelope",
+    "Evaluation",
     "Graph",
     "Network",
     "PolycertError",
@@ -33,6 +35,7 @@ __all__ = [
     "certify",
     "data",
     "envelope",
+    "evaluate",
     "exact",
     "export",
     "largest_radius",
@@ -40,4 +43,5 @@ __all__ = [
     "losses",
     "save",
     "verify",
+    "zoo",
 ]

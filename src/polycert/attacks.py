@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polycert.envelope import classes_of
@@ -143,6 +145,16 @@ def _nearest(outputs: Tensor, label: Tensor) -> Tensor:
     return outputs.scatter(1, label[:, None], -torch.inf).argsort(1, descending=True)[:, :-1]
 
 
+def margin_of(outputs: Tensor, label: Tensor) -> Tensor:
+    """`z_label - max of the others`, `[batch]`."""
+    return _pick(outputs, label) - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
+
+
+def likelihood_of(outputs: Tensor, label: Tensor) -> Tensor:
+    """The logarithm of the label's likelihood, `[batch]`: minus the cross-entropy, which Madry et al. 2018 ascend."""
+    return -F.cross_entropy(outputs, label, reduction="none")
+
+
 def descend(
     graph: Graph,
     region: Region,
@@ -152,13 +164,14 @@ def descend(
     steps: int,
     step: float,
     fixed: bool = False,
+    aim: Callable[[Tensor, Tensor], Tensor] = margin_of,
 ) -> Tensor:
-    """Steepest descent of the margin in the ball's own norm; `step` is in units of eps, shrinking unless `fixed`."""
+    """Steepest descent of the `aim` in the ball's own norm; `step` is in units of eps, shrinking unless `fixed`."""
     points = start.detach().clone()
     for k in range(steps):
         points.requires_grad_(True)
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad(margin_of(graph.forward(points), label).sum(), points)
+            (slope,) = torch.autograd.grad(aim(graph.forward(points), label).sum(), points)
         size = step if fixed else step * 0.5 * (1 + math.cos(math.pi * k / steps))
         with torch.no_grad():
             move = steepest(slope, region.norm) * _over(region.radius * size, points)
@@ -176,11 +189,6 @@ def steepest(slope: Tensor, norm: float) -> Tensor:
     direction = slope.sign() * (slope.abs() / top) ** power
     length = power_norm(direction.flatten(1).abs(), norm).clamp(min=1e-30)
     return direction / _over(length, direction)
-
-
-def margin_of(outputs: Tensor, label: Tensor) -> Tensor:
-    """`z_label - max of the others`, `[batch]`."""
-    return _pick(outputs, label) - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
 
 
 def _random_points(region: Region, seed: int, restart: int, position: Tensor) -> Tensor:

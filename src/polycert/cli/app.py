@@ -85,6 +85,18 @@ def _report(given: options.ReportOptions) -> None:
     report_command(given)
 
 
+def _evaluate(given: options.EvaluateOptions) -> None:
+    from polycert.cli.evaluate import evaluate_command
+
+    evaluate_command(given)
+
+
+def _zoo(given: options.ZooOptions) -> None:
+    from polycert.cli.zoo import zoo_command
+
+    zoo_command(given)
+
+
 def _export(given: options.ExportOptions) -> None:
     from polycert.cli.samples import load_model
     from polycert.graph.onnx.export import export
@@ -181,6 +193,24 @@ options.add_command(
     "Write one self-contained HTML page about models: figures, charts, pictures, samples, the paper's claims.",
     "polycert report runs/fc1 --out report.html",
     "polycert report results/table1 runs/fc1/evaluation.json --out all.html",
+)
+options.add_command(
+    app,
+    "evaluate",
+    options.EvaluateOptions,
+    _evaluate,
+    "Measure a whole row of a table: errors, attacks, proofs, radii, each with its 95 % interval.",
+    "polycert evaluate runs/fc1/model.safetensors --out runs/fc1/evaluation.json --samples",
+    "polycert evaluate net.onnx --dataset mnist --eps 0.1 --exact 3600 --out row.json",
+)
+options.add_command(
+    app,
+    "zoo",
+    options.ZooOptions,
+    _zoo,
+    "List the models that come with polycert, or show one's recipe and figures.",
+    "polycert zoo",
+    "polycert zoo mnist-fc1-linf-fast-c-per",
 )
 options.add_command(
     app,

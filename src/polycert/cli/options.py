@@ -191,6 +191,69 @@ class ReportOptions(Voice):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(Task):
+    """`polycert evaluate`."""
+
+    norm: Annotated[
+        str, about_question(help="inf, or any number from 1 (default: what the model was trained for, or inf).")
+    ] = ""
+    eps: Annotated[
+        str,
+        about_question(metavar="NUMBER", help="Radius of the ball (default: what the model was trained for)."),
+    ] = ""
+    minimum: Annotated[
+        str,
+        about_question(metavar="NAME", help="Of hidden layers for norms below inf: either (the paper's), open, joint."),
+    ] = "either"
+    upper: Annotated[
+        str | None,
+        about_question(metavar="NUMBER", help="Largest radius of the search (default: the paper's, or 4 eps)."),
+    ] = None
+    tolerance: Annotated[str, about_question(metavar="NUMBER", help="How exactly the radius is found.")] = "1e-4"
+    search_limit: Annotated[int | None, about_question(min=1, help="Search only the first so many samples.")] = None
+    steps: Annotated[int, about_question(min=1, help="Steps of each restart of the stronger attack.")] = 50
+    restarts: Annotated[int, about_question(min=1, help="Runs of the stronger attack from different points.")] = 4
+    fast: Annotated[bool, about_question("--fast", help="Ignore rounding errors: quicker, but no proof.")] = False
+    exact: Annotated[
+        str | None,
+        about_question(metavar="SECONDS", help="Settle what bounds leave open, in at most so long; inf for no limit."),
+    ] = None
+    exact_timeout: Annotated[str, about_question(metavar="SECONDS", help="For each sample's exact search.")] = "60"
+    exact_limit: Annotated[int | None, about_question(min=1, help="Settle only the first so many samples.")] = None
+    name: Annotated[
+        str | None, about_question(help="The model's name in the record (default: that of its run or file).")
+    ] = None
+    samples: Annotated[
+        bool,
+        running(
+            "--samples",
+            help="Find each sample's nearest counterexample, and write FILE's .samples.parquet and .examples.npz.",
+        ),
+    ] = False
+    out: Annotated[
+        Path | None,
+        running(metavar="FILE", help="Write the record: .json. The same command again takes up an interrupted one."),
+    ] = None
+    workers: Annotated[
+        int | None, running(min=1, help="Processes of exact searches, one thread each (default: one a core).")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZooOptions(Voice):
+    """`polycert zoo`."""
+
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A model of the list; all are listed without.", show_default=False),
+    ] = None
+    add: Annotated[
+        Path | None,
+        running(metavar="RUN_DIR", help="For developers: put a trained and evaluated run into the zoo, as NAME."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportOptions(Voice):
     """`polycert export`."""
 

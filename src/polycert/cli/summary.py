@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import typer
@@ -51,6 +51,24 @@ def finish(options: Task, job: Job, done: Ended, frame: pd.DataFrame, rows: Rows
         raise typer.Exit(INTERRUPTED)
     if options.out is not None and not options.quiet:
         tell(f"{done.finished} records{where}")
+
+
+def show_record(title: str, record: dict[str, Any]) -> None:
+    """The figures of an evaluation with their 95 % intervals."""
+    rows = {"samples (n)": str(record["n"])}
+    rows |= {name: _figure(name, record[name], *record["intervals"][name]) for name in record["intervals"]}
+    rows |= {"eps": f"{record['eps']:.6g}", "norm": record["norm"]}
+    if "parameter_norm" in record:
+        rows["parameter norm"] = f"{record['parameter_norm']:.5g}"
+    _show(title, rows | {"seconds": f"{record['seconds']['total']:.1f}"})
+
+
+def _figure(name: str, value: Any, low: float | None, high: float | None) -> str:
+    if name == "CRE_exact":
+        return f"[{value[0]:.2f}, {value[1]:.2f}] %  ({low:.2f} … {high:.2f})"
+    if name.startswith(("CTE", "PGD", "CRE")):
+        return f"{value:.2f} %  ({low:.2f} … {high:.2f})"
+    return f"{value:.5g}" if low is None or high is None else f"{value:.5g}  ({low:.5g} … {high:.5g})"
 
 
 def _show(title: str, rows: Rows) -> None:

@@ -59,29 +59,31 @@ class Question:
     @property
     def fingerprint(self) -> str:
         """Of the network and of the kind of set: what a journal's records have in common."""
-        box = [None if side is None else _bytes(side) for side in (self.region.low, self.region.high)]
-        return _digest(self.net.own.dtype, _network_parts(self.net.own), self.region.norm, box)
+        box = [None if side is None else as_bytes(side) for side in (self.region.low, self.region.high)]
+        return digest(self.net.own.dtype, network_parts(self.net.own), self.region.norm, box)
 
     def sample_fingerprints(self) -> list[str]:
         """Of each sample: its input, label and radius."""
         parts = zip(self.region.x, self.label.tolist(), self.region.eps.tolist(), strict=True)
-        return [_digest(_bytes(x), label, eps)[:16] for x, label, eps in parts]
+        return [digest(as_bytes(x), label, eps)[:16] for x, label, eps in parts]
 
 
-def _network_parts(graph: Graph) -> list[object]:
+def network_parts(graph: Graph) -> list[object]:
     """All that the graph's values depend on."""
     found: list[object] = []
     for node in graph.nodes:
         found += [type(node.op).__name__, node.inputs, node.shape]
         if is_dataclass(node.op):
             values = [getattr(node.op, item.name) for item in fields(node.op)]
-            found += [_bytes(v) if isinstance(v, Tensor) else repr(v) for v in values]
+            found += [as_bytes(v) if isinstance(v, Tensor) else repr(v) for v in values]
     return found
 
 
-def _bytes(values: Tensor) -> bytes:
+def as_bytes(values: Tensor) -> bytes:
+    """Numbers as bytes that do not depend on their type or device."""
     return values.detach().cpu().to(torch.float64).contiguous().numpy().tobytes()
 
 
-def _digest(*parts: object) -> str:
+def digest(*parts: object) -> str:
+    """A fingerprint of anything that prints what it is."""
     return sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,130 @@
+"""`polycert evaluate`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import fields, replace
+from typing import Any, NoReturn, cast
+
+import typer
+
+from polycert.cli import parsing
+from polycert.cli.guard import INTERRUPTED, BadUsage, tell, usage
+from polycert.cli.options import EvaluateOptions
+from polycert.cli.samples import Job, plan, prepare
+from polycert.cli.slices import progress_bar
+from polycert.cli.summary import show_record
+from polycert.errors import PolycertError
+from polycert.evaluation.about import about_model
+from polycert.evaluation.files import Evaluation, check_record
+from polycert.evaluation.run import run
+from polycert.evaluation.settle import Exact
+from polycert.evaluation.task import Settings, make_task, usual_upper
+from polycert.processes import processes
+from polycert.sets import Ball, Minimum
+
+SILENT = ("out", "quiet", "debug", "device", "threads", "batch_size", "memory", "workers", "data_dir")
+
+
+def evaluate_command(options: EvaluateOptions) -> None:
+    """Measure, write, show."""
+    command = command_of(options)
+    with usage():
+        if options.out is not None:
+            check_record(options.out)
+        elif options.samples:
+            raise BadUsage("--samples writes files beside the record: give --out FILE.json")
+    about = about_model(options.model) | {"command": command}
+    if options.name is not None:
+        about["model"] = options.name
+    with usage():
+        options = _completed(options, about)
+        asked = plan(options)
+        ball = Ball(
+            asked.norm,
+            parsing.number(options.eps, "--eps"),
+            asked.low,
+            asked.high,
+            minimum=cast(Minimum, options.minimum),
+        )
+        about["dataset"] = options.dataset
+        settings, exact = _settings(options, asked.norm), _exact(options)
+    with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
+        job = prepare(options, ball, asked)
+        if job.y is None:
+            raise PolycertError(f"an evaluation counts errors, so it needs labels: {job.source} has none")
+        task = make_task(
+            job.network, job.x, job.y, ball, settings, index=job.index, batch_size=job.batch, threads=job.threads
+        )
+
+        def report(done: int, total: int, text: str) -> None:
+            bar.update(bar.task_ids[0], description="evaluating", completed=done, total=total, note=text)
+
+        try:
+            found = run(task, about, exact, options.out, team, report)
+        except KeyboardInterrupt:
+            _interrupted(options)
+    if found is not None:
+        _finish(options, job, found)
+
+
+def command_of(options: EvaluateOptions) -> str:
+    """The command line again, without what does not change the figures."""
+    words = ["polycert", "evaluate", options.model]
+    for item in fields(options):
+        value = getattr(options, item.name)
+        if item.name in ("model", *SILENT) or value == item.default:
+            continue
+        words += [f"--{item.name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return shlex.join(words)
+
+
+def _completed(options: EvaluateOptions, about: dict[str, Any]) -> EvaluateOptions:
+    """What was not given is taken from what the model was trained for."""
+    dataset = options.dataset if options.inputs is not None else options.dataset or about.get("dataset")
+    eps = options.eps or str(about.get("eps") or "")
+    if not eps:
+        raise BadUsage("--eps is missing: give the radius of the ball, such as 0.1 or 2/255")
+    return replace(options, eps=eps, norm=options.norm or str(about.get("norm") or "inf"), dataset=dataset)
+
+
+def _settings(options: EvaluateOptions, norm: float) -> Settings:
+    eps = parsing.number(options.eps, "--eps")
+    usual = usual_upper(options.dataset, norm, eps)
+    return Settings(
+        upper=usual if options.upper is None else parsing.number(options.upper, "--upper"),
+        tolerance=parsing.number(options.tolerance, "--tolerance"),
+        steps=options.steps,
+        restarts=options.restarts,
+        seed=options.seed,
+        samples=options.samples,
+        search_limit=options.search_limit,
+        rigorous=not options.fast,
+    )
+
+
+def _exact(options: EvaluateOptions) -> Exact | None:
+    if options.exact is None:
+        return None
+    return Exact(
+        seconds=parsing.number(options.exact, "--exact"),
+        timeout=parsing.number(options.exact_timeout, "--exact-timeout"),
+        limit=options.exact_limit,
+        workers=options.workers or os.cpu_count() or 1,
+    )
+
+
+def _interrupted(options: EvaluateOptions) -> NoReturn:
+    kept = "nothing is kept without --out"
+    if options.out is not None:
+        kept = "finished slices are kept, and the same command goes on from there"
+    tell(f"interrupted: no record is written; {kept}", style="yellow")
+    raise typer.Exit(INTERRUPTED)
+
+
+def _finish(options: EvaluateOptions, job: Job, found: Evaluation) -> None:
+    record = found.record
+    show_record(f"{record['model']} on {job.source}, {record['n']} of {job.total} samples", record)
+    if options.out is not None and not options.quiet:
+        tell(f"written to {options.out}")

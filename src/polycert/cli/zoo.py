@@ -1,0 +1,52 @@
+"""`polycert zoo`."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from polycert import zoo
+from polycert.cli.guard import BadUsage, tell, usage
+from polycert.cli.options import ZooOptions
+from polycert.cli.summary import show_record
+
+FACTS = ("dataset", "architecture", "method", "norm", "eps")
+WIDTH = 140
+FIGURES = ("CTE", "PGD_strong", "CRE_Lin", "CRE_CROWN", "ACB_PEC")
+
+
+def zoo_command(options: ZooOptions) -> None:
+    """List, show or add."""
+    if options.add is not None:
+        if not options.add.is_dir():
+            raise BadUsage(f"--add: there is no folder {str(options.add)!r}")
+        made = zoo.add(options.add, options.name)
+        tell(f"added {made.name} to {made.folder}")
+    elif options.name is None:
+        _list()
+    else:
+        with usage():
+            found = zoo.entry(options.name)
+        found.verify()
+        console = Console(highlight=False)
+        console.print(f"{found.path()}\n\n{found.recipe}", markup=False, soft_wrap=True)
+        show_record(f"{found.name} on {found.record['dataset']}", found.record)
+
+
+def _list() -> None:
+    table = Table(box=box.SIMPLE)
+    for title in ("model", *FACTS, *FIGURES):
+        table.add_column(title, justify="left" if title in ("model", *FACTS[:3]) else "right", no_wrap=True)
+    for name in zoo.names():
+        record = zoo.entry(name).record
+        facts = [_text(record.get(fact)) for fact in FACTS]
+        table.add_row(name, *facts, *(_text(record.get(figure)) for figure in FIGURES))
+    # A terminal that is too narrow wraps lines; rich would cut names off.
+    Console(highlight=False, width=max(Console().width, WIDTH)).print(table)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,140 @@
+"""A slice of samples taken through all measurements, and slices on disk, so that what is measured is not lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polycert.evaluation.bounds import bound
+from polycert.evaluation.search import search
+from polycert.evaluation.strikes import attack_all, smallest
+from polycert.evaluation.task import Stage, Task
+from polycert.exact.question import as_bytes, digest, network_parts
+from polycert.records import whole_file
+from polycert.sets import Ball
+
+SLICE = 1000  # samples: few enough to lose little, enough for attacks on the few that are not proved
+SECONDS = "seconds_"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What was measured on some samples, as plain arrays."""
+
+    columns: dict[str, np.ndarray]  # [n] each
+    points: np.ndarray  # [n, *shape]: the nearest counterexample, NaN where there is none; one entry if not asked for
+    hits: np.ndarray  # [n, *shape]: a counterexample within eps where `attacked`
+    seconds: dict[str, float]
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+
+def measure(task: Task, stage: Stage) -> Part:
+    """All measurements of some samples."""
+    seconds: dict[str, float] = {}
+    with _clock(seconds, "bounds"):
+        found = bound(task, stage)
+    proved = found["certified"] | found["certified_crown"] | found["certified_ibp"]
+    with _clock(seconds, "search"):
+        found |= search(task, found["radius"].cpu(), stage)
+    with _clock(seconds, "attack"):
+        hits = attack_all(task, proved, stage)
+    points = torch.full_like(task.x[:1], torch.nan)
+    if task.settings.samples:
+        with _clock(seconds, "nearing"):
+            known = torch.fmax(found["largest"].to(task.x.device), found["radius"])
+            nearest = smallest(task, hits, known, stage)
+        found["attack_radius"], points = nearest.radius, nearest.points
+    found |= {"index": task.index, "proved": proved, "pgd": hits.pgd, "attacked": hits.attacked}
+    columns = {name: values.cpu().numpy() for name, values in found.items()}
+    return Part(columns, _plain(points), _plain(hits.points), seconds)
+
+
+def _plain(points: Tensor) -> np.ndarray:
+    return points.float().cpu().numpy()
+
+
+@contextmanager
+def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - begin
+
+
+def joined(parts: list[Part]) -> Part:
+    """Several slices as one; seconds add up."""
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    seconds = {name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds}
+    points, hits = (np.concatenate(arrays) for arrays in zip(*((p.points, p.hits) for p in parts), strict=True))
+    return Part(columns, points, hits, seconds)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Measured slices in a folder, each under the fingerprint of all that it depends on; None keeps nothing."""
+
+    folder: Path | None
+
+    def measured(self, task: Task, stage: Stage) -> Part:
+        """A slice from disk, or measured and written there."""
+        if self.folder is None:
+            return measure(task, stage)
+        path = self.folder / f"{_fingerprint(task)}.npz"
+        if path.is_file():
+            return _read(path)
+        part = measure(task, stage)
+        self.folder.mkdir(exist_ok=True)
+        with whole_file(path) as name, name.open("wb") as file:
+            np.savez(file, **_flat(part))
+        return part
+
+    def clear(self) -> None:
+        """Remove the slices, and the folder unless something else is in it."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        for path in self.folder.glob("*.npz"):
+            path.unlink()
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+
+def _flat(part: Part) -> dict[str, Any]:
+    seconds = {SECONDS + name: np.array(value) for name, value in part.seconds.items()}
+    return {**{f"column_{k}": v for k, v in part.columns.items()}, **seconds, "points": part.points, "hits": part.hits}
+
+
+def _read(path: Path) -> Part:
+    with np.load(path, allow_pickle=False) as arrays:
+        columns = {name.removeprefix("column_"): arrays[name] for name in arrays.files if name.startswith("column_")}
+        seconds = {name.removeprefix(SECONDS): float(arrays[name]) for name in arrays.files if name.startswith(SECONDS)}
+        return Part(columns, arrays["points"], arrays["hits"], seconds)
+
+
+def _fingerprint(task: Task) -> str:
+    """Of the network, the ball, the settings and the samples; not of how they are batched."""
+    from polycert import __version__  # here, as the package itself imports this module
+
+    graph = task.network.bind()
+    samples = (as_bytes(task.x), task.y.tolist(), task.index.tolist(), task.searched.tolist())
+    return digest(
+        __version__, graph.dtype, network_parts(graph), _ball_parts(task.ball), asdict(task.settings), samples
+    )
+
+
+def _ball_parts(ball: Ball) -> list[object]:
+    sides = [None if side is None else as_bytes(torch.as_tensor(side)) for side in (ball.eps, ball.low, ball.high)]
+    return [ball.norm, ball.minimum, *sides]
+
+
+def slices(total: int) -> list[slice]:
+    """All samples in slices."""
+    return [slice(begin, min(begin + SLICE, total)) for begin in range(0, total, SLICE)]
