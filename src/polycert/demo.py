@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 
 from polycert import data
 from polycert.certify import certify
+from polycert.evaluation import evaluate
 from polycert.figures import digits, two_phases
 from polycert.graph import Network, capture
 from polycert.loading import save
@@ -21,7 +21,6 @@ from polycert.models import build, fc1
 from polycert.radius import largest_radius
 from polycert.records import Certificates, whole_file
 from polycert.report import write_report
-from polycert.report.rows import write_row
 from polycert.sets import Ball
 
 Report = Callable[[str], None]
@@ -38,7 +37,6 @@ ABOUT = {
     "method": "c-per",
     "seed": 0,
     "command": "polycert demo",
-    "version": version("polycert"),
 }
 
 
@@ -63,7 +61,7 @@ def run(folder: Path, report: Report) -> None:
     found = largest_radius(network, test.x[:40], test.y[:40], upper=0.4, low=0.0, high=1.0)
     digits(test.x[:40], found.radius, folder / "digits.png", target=EPS)
     report("searching for each digit's largest radius and attacking it, for the report …")
-    write_row(network, test.x, test.y, ball, folder / "evaluation.json", ABOUT, upper=0.4)
+    evaluate(network, test.x, test.y, ball, about=ABOUT, upper=0.4, samples=True, out=folder / "evaluation.json")
     write_report([folder], folder / "report.html")
     report(f"written to {folder}: model.safetensors, certificates.csv, two_phases.png, digits.png")
     report(f"open {folder / 'report.html'} in a browser")

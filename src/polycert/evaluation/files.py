@@ -65,9 +65,14 @@ class Evaluation:
         return frame.assign(status=pd.Series(status, index=frame.index, dtype="object"))[COLUMNS]
 
     def examples(self) -> dict[str, np.ndarray]:
-        """The samples with the smallest and with the largest certified radius; where those tie, in their order."""
-        largest = self.columns["largest"]
-        order = np.argsort(largest, kind="stable")[: int((~np.isnan(largest)).sum())]  # NaN sorts last
+        """The samples with the smallest and with the largest certified radius; where those tie, in their order.
+
+        Misclassified samples, whose radius is 0, come last among the smallest: they would be all there is to see.
+        """
+        largest, wrong = self.columns["largest"], self.columns["prediction"] != self.columns["label"]
+        keys = np.where(wrong, np.inf, largest)
+        order = np.argsort(keys, kind="stable")[: int((~np.isnan(keys)).sum())]  # NaN sorts last
+        order = np.concatenate([order[~wrong[order]], order[wrong[order]]])
         chosen = np.unique(np.concatenate([order[:EXAMPLES], order[::-1][:EXAMPLES]]))
         points = np.full_like(self.inputs[chosen], np.nan) if self.points is None else self.points[chosen]
         inputs, found = (np.asarray(values, dtype=np.float32) for values in (self.inputs[chosen], points))
