@@ -51,7 +51,8 @@ def draw_phases(found: Phases) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
         axes = figure.add_subplot()
-        axes.plot(eps, eps, color="0.8", linewidth=1, linestyle="--", label="eps itself")
+        near = eps[eps <= 1.2 * max(radius.max(), 1e-3)]  # short of the legend
+        axes.plot(near, near, color="0.7", linewidth=1, linestyle="--", label="eps itself")
         axes.plot(eps, radius, color=PEC_COLOUR, linewidth=2.2, label="PEC (the envelope)")
         axes.plot(
             eps,

@@ -79,6 +79,12 @@ def _attack(given: options.AttackOptions) -> None:
     attack_command(given)
 
 
+def _reproduce(given: options.ReproduceOptions) -> None:
+    from polycert.cli.reproduce import reproduce_command
+
+    reproduce_command(given)
+
+
 def _export(given: options.ExportOptions) -> None:
     from polycert.cli.samples import load_model
     from polycert.graph.onnx.export import export
@@ -166,6 +172,16 @@ options.add_command(
     _attack,
     "Search the ball around each sample for a point of another class.",
     "polycert attack net.safetensors --dataset mnist --eps 0.1 --limit 100",
+)
+options.add_command(
+    app,
+    "reproduce",
+    options.ReproduceOptions,
+    _reproduce,
+    "The paper's tables and figures from stored records, its figures beside ours; what is missing says what makes it.",
+    "polycert reproduce table1",
+    "polycert reproduce all --records results --out docs",
+    "polycert reproduce figure5 --add runs/cifar/model.safetensors --limit 1000",
 )
 options.add_command(
     app,

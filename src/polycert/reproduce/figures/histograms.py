@@ -28,6 +28,7 @@ PRINTED_NORMS = {
     "figure3": {"kw": "18.08", "mmr+at": "38.36", "c-per+at": "94.63"},
     "figure8": {"kw": "71.34", "mmr+at": "62.97", "c-per+at": "141.77"},
 }
+FEW = 2000  # samples that are too few for narrow bins
 LOOKS: dict[str, dict[str, Any]] = {
     "kw": {"color": LIN_COLOUR, "linestyle": (0, (4, 1.5))},
     "mmr+at": {"color": THIRD_COLOUR, "linestyle": (0, (1, 1))},
@@ -63,9 +64,10 @@ class Histogram(BaseModel):
         """All that was counted."""
         return sum(self.counts) + self.below + self.above + self.zero
 
-    def steps(self) -> tuple[np.ndarray, np.ndarray]:
-        """Shares in per cent, and the bins' edges."""
-        return 100 * np.array(self.counts) / self.total, np.linspace(self.low, self.high, len(self.counts) + 1)
+    def steps(self, merge: int) -> tuple[np.ndarray, np.ndarray]:
+        """Shares in per cent, and the bins' edges, with every `merge` bins taken together."""
+        counts = np.array(self.counts).reshape(-1, merge if len(self.counts) % merge == 0 else 1).sum(1)
+        return 100 * counts / self.total, np.linspace(self.low, self.high, len(counts) + 1)
 
 
 def parameter_picture(name: str, store: Store) -> Picture:
@@ -73,7 +75,7 @@ def parameter_picture(name: str, store: Store) -> Picture:
     setting = settings([SETTINGS[name]])[SETTINGS[name]]
     title = f"distribution of the parameters, l_{setting.norm}"
     caption = (
-        "Values of all weights and biases, in bins of 0.02, with the Euclidean norm of all of them (in brackets: as the paper gives it); "
+        "Values of all weights and biases, with the Euclidean norm of all of them (in brackets: as the paper gives it); "
         f"networks for {setting.title}."
     )
 
@@ -81,7 +83,7 @@ def parameter_picture(name: str, store: Store) -> Picture:
         norm = "" if found.parameter_norm is None else f", norm {found.parameter_norm:.2f}"
         printed = PRINTED_NORMS[name].get(found.method)
         label = f"{METHOD_NAMES[found.method]}{norm}{f' ({printed})' if printed else ''}"
-        axes.stairs(*found.steps(), label=label, linewidth=1.6, **LOOKS[found.method])
+        axes.stairs(*found.steps(2), label=label, linewidth=1.6, **LOOKS[found.method])
         axes.set(yscale="log", xlabel="value of a parameter", xlim=(found.low, found.high))
 
     return _picture(name, title, caption, setting, store, draw, "share of the parameters (%)")
@@ -99,11 +101,11 @@ def radius_picture(name: str, store: Store) -> Picture:
     def draw(axes: Axes, found: Histogram) -> None:
         share = 100 * found.zero / found.total
         label = f"{METHOD_NAMES[found.method]}: {share:.1f} % at 0, n = {found.total}"
-        axes.stairs(*found.steps(), label=label, linewidth=1.6, **LOOKS[found.method])
+        axes.stairs(*found.steps(4 if found.total < FEW else 1), label=label, linewidth=1.6, **LOOKS[found.method])
         axes.set(xlabel=f"largest certified radius (l_{setting.norm}, pixels in [0, 1])", xlim=(found.low, found.high))
 
     def finish(axes: Axes) -> None:
-        axes.axvline(setting.radius, color="#b00020", linewidth=1.4, label=f"target {setting.eps}")
+        axes.axvline(setting.radius, color="0.1", linewidth=1.4, label=f"target {setting.eps}")
 
     return _picture(name, title, caption, setting, store, draw, "share of the images (%)", finish)
 
