@@ -1,6 +1,6 @@
 """How the cost of bounds and training steps grows with samples, width and depth: measured exponents and a plot.
 
-Usage: python benchmarks/growth.py [--out results/table5/growth.json] [--plot docs/images/growth.png]
+Usage: python benchmarks/growth.py [--small] [--out results/table5/growth.json] [--plot docs/images/growth.png]
 
 Random ReLU networks on 784 inputs, one thread, CPU time, `rigorous=False`. An exponent is the slope of a line through
 the logarithms of the last three points. `--out` writes what `polycert reproduce table5` reads, after every method; what
@@ -25,11 +25,9 @@ from torch import Tensor, nn
 import polycert as pc
 
 # What is varied, and the sizes; where not varied: 20 samples, 256 units, 2 hidden layers.
-AXES: dict[str, tuple[int, ...]] = {
-    "samples": (25, 100, 400),
-    "width": (128, 256, 512),
-    "depth": (1, 2, 4),
-}
+Axes = dict[str, tuple[int, ...]]
+LARGE: Axes = {"samples": (25, 100, 400, 1600), "width": (128, 256, 512, 1024, 2048), "depth": (1, 2, 4, 8)}
+SMALL: Axes = {"samples": (25, 100, 400), "width": (128, 256, 512), "depth": (1, 2, 4)}
 BALL = pc.Ball(eps=0.01, low=0.0, high=1.0)
 Record = dict[str, Any]
 Work = Callable[[pc.Network, Tensor], object]
@@ -92,26 +90,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="a .json file for the record")
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--small", action="store_true", help="smaller sizes: minutes instead of an hour")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    record: Record = {"exponents": {}, "milliseconds": {}, "sizes": AXES, "version": pc.__version__}
+    axes = SMALL if options.small else LARGE
+    record: Record = {"exponents": {}, "milliseconds": {}, "sizes": axes, "version": pc.__version__}
     if options.out and options.out.is_file():
         record = json.loads(options.out.read_text(encoding="utf-8"))
-    print("| method | " + " | ".join(AXES) + " |\n|---|---|---|---|")
+    print("| method | " + " | ".join(axes) + " |\n|---|---|---|---|")
     for name, work in WORKS.items():
         if name not in record["exponents"]:
-            measure(name, work, record)
+            measure(name, work, axes, record)
             store(record, options.out)
         print(f"| {name} | " + " | ".join(f"{v:.2f}" for v in record["exponents"][name].values()) + " |", flush=True)
     if options.plot:
-        plot(record["milliseconds"], options.plot)
+        plot(record["milliseconds"], axes, options.plot)
 
 
-def measure(name: str, work: Work, record: Record) -> None:
+def measure(name: str, work: Work, axes: Axes, record: Record) -> None:
     """Put one method's costs and exponents into the record."""
-    costs = {axis: [cost(work, **{axis: size}) for size in sizes] for axis, sizes in AXES.items()}
+    costs = {axis: [cost(work, **{axis: size}) for size in sizes] for axis, sizes in axes.items()}
     record["milliseconds"][name] = {axis: [round(1e3 * one, 3) for one in own] for axis, own in costs.items()}
-    record["exponents"][name] = {axis: round(exponent(sizes, costs[axis]), 3) for axis, sizes in AXES.items()}
+    record["exponents"][name] = {axis: round(exponent(sizes, costs[axis]), 3) for axis, sizes in axes.items()}
 
 
 def store(record: Record, path: Path | None) -> None:
@@ -121,10 +121,10 @@ def store(record: Record, path: Path | None) -> None:
         path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def plot(milliseconds: dict[str, dict[str, list[float]]], path: Path) -> None:
+def plot(milliseconds: dict[str, dict[str, list[float]]], axes: Axes, path: Path) -> None:
     """Cost over each size, both logarithmic."""
     figure, panels = plt.subplots(1, 3, figsize=(10, 3.2), constrained_layout=True)
-    for panel, (axis, sizes) in zip(panels, AXES.items(), strict=True):
+    for panel, (axis, sizes) in zip(panels, axes.items(), strict=True):
         for name, own in milliseconds.items():
             panel.loglog(sizes, own[axis], marker="o", label=name)
         panel.set_xlabel(axis)

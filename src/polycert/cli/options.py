@@ -279,13 +279,17 @@ class ReproduceOptions(Voice):
     records: Annotated[Path, about_question(metavar="DIR", help="Where the records are.")] = Path("results")
     out: Annotated[
         Path | None,
-        running(metavar="DIR", help="Write .md, .tex and .csv, or .png and .svg, into this folder.", show_default=False),
+        running(
+            metavar="DIR", help="Write .md, .tex and .csv, or .png and .svg, into this folder.", show_default=False
+        ),
     ] = None
     add: Annotated[
         Path | None,
         about_question(metavar="MODEL", help="Measure what figure 1, 3, 5, 8 or 9 needs of a model, and store it."),
     ] = None
-    limit: Annotated[int | None, about_question(min=1, help="With --add figure 5 or 9: at most so many samples.")] = None
+    limit: Annotated[int | None, about_question(min=1, help="With --add figure 5 or 9: at most so many samples.")] = (
+        None
+    )
     index: Annotated[int | None, about_question(min=0, help="With --add figure 1: the test sample.")] = None
     data_dir: Annotated[
         Path | None,

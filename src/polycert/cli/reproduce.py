@@ -22,15 +22,16 @@ def reproduce_command(options: ReproduceOptions) -> None:
         _add(options, options.add)
         return
     _check_folders(options)
-    store = Store(options.records)
-    if options.out is not None:
-        written = page.write(options.name, store, options.out)
-        if not options.quiet:
-            tell(f"written to {options.out}: {', '.join(str(path.relative_to(options.out)) for path in written)}")
-            _remark(options.name, store)
+    made = page.make(options.name, Store(options.records))
+    if options.out is None:
+        text = "\n".join(map(markdown, made.tables))
+        Console(highlight=False, soft_wrap=True, markup=False).print(text, end="")
         return
-    for table in page.tables_of(options.name, store):
-        Console(highlight=False, soft_wrap=True, markup=False).print(markdown(table), end="")
+    written = made.write(options.out)
+    if not options.quiet:
+        names = ", ".join(str(path.relative_to(options.out)) for path in written) or "nothing"
+        tell(f"written to {options.out}: {names}")
+        _remark(made)
 
 
 def _check_folders(options: ReproduceOptions) -> None:
@@ -42,13 +43,14 @@ def _check_folders(options: ReproduceOptions) -> None:
         raise BadUsage(f"--out must be a folder, but {str(options.out)!r} is a file")
 
 
-def _remark(name: str, store: Store) -> None:
-    """A figure without records leaves no file, and one with few may be incomplete: say what would help."""
-    if name == page.ALL:
-        return
-    for picture in page.pictures_of(name, store):
+def _remark(made: page.Made) -> None:
+    """Tables say themselves what is missing; a figure without records leaves no file."""
+    rows = sum(len(table.missing) for table in made.tables)
+    if rows:
+        tell(f"{rows} rows are missing or incomplete; the tables say what makes them", style="yellow")
+    for picture in made.pictures:
         for item in picture.missing:
-            tell(f"missing: {item.command}", style="yellow")
+            tell(f"missing in {picture.name}: {item.command}", style="yellow")
 
 
 def _add(options: ReproduceOptions, model: Path) -> None:

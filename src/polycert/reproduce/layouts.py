@@ -12,17 +12,22 @@ LEAK = (
     "its clean and attacked errors are no targets. Where a record has them, both halves are shown. Ours have no leak."
 )
 CORRECTED = (
-    "*paper, corrected*: what the released network is known to give where the paper prints another figure; under CRE exact, "
+    "*paper, corrected*: what the released network is known to give where the paper prints another figure; "
+    "under CRE exact, "
     "what a complete certifier proves over all 10,000 images."
 )
 RELEASED = "*released network*: the paper's own weights, evaluated by polycert."
-DIFFERENCES = "In brackets: the figure minus the paper's printed one. Errors in per cent, ACB (radii) in units of the input."
+DIFFERENCES = (
+    "In brackets: the figure minus the paper's printed one. Errors in per cent, ACB (radii) in units of the input."
+)
 CRO = (
-    "The paper calls the columns CRE Lin and ACB Lin of this table CRO; its figures were made with one slope, as Lin is. "
+    "The paper calls the columns CRE Lin and ACB Lin of this table CRO; its figures were made with one "
+    "slope, as Lin is. "
     "*paper, corrected*: with sound touching points."
 )
 SEARCH = (
-    "Mean number of bound computations per image until the largest certifiable eps is known to 1e-4. Bisection is the paper's "
+    "Mean number of bound computations per image until the largest certifiable eps is known to 1e-4. "
+    "Bisection is the paper's "
     "T_Lin, envelope its T_PEC; root is ours and has no figure in the paper."
 )
 

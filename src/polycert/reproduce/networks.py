@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from polycert.reproduce import paper
 from polycert.reproduce.grid import Cell, Column, Line, Missing, Table, compared, rounded
@@ -11,8 +12,16 @@ from polycert.reproduce.layouts import HEADINGS, OURS_ONLY, Layout, value_of
 from polycert.reproduce.settings import Setting, settings
 from polycert.reproduce.store import RELEASED, Figures, Record, Store
 
-# Parts of a record that may cover fewer samples than the rest without touching the figures that are split in halves.
+# Parts of a record that may cover fewer samples than the rest, and their figures; other parts concern every figure.
+_PARTS = {
+    "exact": ("CRE_exact",),
+    "search": ("T_bisection", "T_envelope", "T_root"),
+    "attack": ("attack",),
+    "pgd": ("PGD",),
+}
+# Of these, the ones whose figures are not split in halves.
 _APART = ("exact", "search")
+WHOLE = 10000  # samples of each test set of the paper
 
 
 def network_table(layout: Layout, store: Store) -> Table:
@@ -51,9 +60,7 @@ class _Row:
         """Of its recipe and of its record."""
         return f"{self.setting.name}-{self.method}"
 
-    def lines(
-        self, corrected: paper.Figures, released: list[Record], variants: dict[str, Record]
-    ) -> Iterator[Line]:
+    def lines(self, corrected: paper.Figures, released: list[Record], variants: dict[str, Record]) -> Iterator[Line]:
         """The paper's figures first, then those of its own weights, ours, and those of other recipes for the same."""
         yield self._line("paper", tuple(Cell(self.printed.get(figure, "")) for figure in self.layout.figures))
         if corrected:
@@ -69,6 +76,7 @@ class _Row:
 
     def _of(self, record: Record, source: str) -> Iterator[Line]:
         """A record's figures, their intervals, and the halves of the test set if one was leaked."""
+        source += self._samples(record)
         yield self._line(source, self._cells(record))
         if any(figure in record.intervals for figure in self.layout.figures):
             yield self._line(f"{source}, 95 % interval", self._intervals(record))
@@ -77,6 +85,15 @@ class _Row:
             leaked = leaked_half(record, record.clean_half)
             if leaked is not None:
                 yield self._line(f"{source}, leaked half", self._cells(leaked))
+
+    def _samples(self, record: Record) -> str:
+        """Which figures of the table are of fewer samples than the paper's."""
+        few = {} if record.n in (None, WHOLE) else {"all": record.n}
+        concerned = {
+            k: n for k, n in record.limits.items() if set(_PARTS.get(k, self.layout.figures)) & set(self.layout.figures)
+        }
+        short = [f"{part}: {n} samples" for part, n in {**few, **concerned}.items() if n != WHOLE]
+        return f" ({', '.join(short)})" if short else ""
 
     def _line(self, source: str, cells: tuple[Cell, ...]) -> Line:
         mark = " †" if self.method in paper.LEAKED else ""
@@ -110,7 +127,7 @@ def leaked_half(record: Record, clean: Figures) -> Figures | None:
     if record.n is None or clean.n is None or not clean.n < record.n or set(record.limits) - set(_APART):
         return None
     whole, part, rest = record.n, clean.n, record.n - clean.n
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for figure in HEADINGS:
         if not figure.startswith(("CTE", "PGD", "attack", "CRE", "ACB")) or figure == "CRE_exact":
             continue  # the search's means are over correctly classified samples only, of an unknown number

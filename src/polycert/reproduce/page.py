@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from polycert.errors import PolycertError
@@ -19,8 +20,9 @@ NAMES = (*TABLES, *FIGURES, ALL)
 TABLE_FOLDER, IMAGE_FOLDER, PAGE = "tables", "images", "tables.md"
 HEADING = """# The paper's tables and figures
 
-Every table and figure of the paper (Liu, Salzmann, Süsstrunk, *Training Provably Robust Models by Polyhedral Envelope Regularization*), its
-printed figures beside those of our records. Written by `polycert reproduce all --out docs`; what is missing says which commands make it."""
+Every table and figure of the paper (Liu, Salzmann, Süsstrunk, *Training Provably Robust Models by Polyhedral Envelope
+Regularization*), its printed figures beside those of our records. Written by `polycert reproduce all --out docs`; what
+is missing says which commands make it."""
 
 
 def check(name: str) -> None:
@@ -29,25 +31,34 @@ def check(name: str) -> None:
         raise PolycertError(f"there is no {name!r} to reproduce: choose one of {', '.join(NAMES)}")
 
 
-def tables_of(name: str, store: Store) -> list[Table]:
-    """The tables behind a name."""
-    return [make(store) for key, make in TABLES.items() if name in (key, ALL)]
+@dataclass(frozen=True)
+class Made:
+    """The tables and figures behind a name, before anything is written."""
+
+    name: str
+    tables: tuple[Table, ...]
+    pictures: tuple[Picture, ...]
+
+    def write(self, folder: Path) -> list[Path]:
+        """All files; the same records give the same bytes."""
+        whole = self.name == ALL
+        written = [path for table in self.tables for path in _write_table(table, folder / TABLE_FOLDER, whole=whole)]
+        written += [path for picture in self.pictures for path in _write_picture(picture, folder / IMAGE_FOLDER)]
+        if whole:
+            written.append(_write_text(folder / PAGE, page(self.tables, self.pictures)))
+        return written
 
 
-def pictures_of(name: str, store: Store) -> list[Picture]:
-    """The figures behind a name."""
-    return [make(store) for key, make in FIGURES.items() if name in (key, ALL)]
+def make(name: str, store: Store) -> Made:
+    """Everything behind a name, so that a record that is wrong is found before the first file."""
+    check(name)
+    tables = tuple(table(store) for key, table in TABLES.items() if name in (key, ALL))
+    return Made(name, tables, tuple(picture(store) for key, picture in FIGURES.items() if name in (key, ALL)))
 
 
 def write(name: str, store: Store, folder: Path) -> list[Path]:
-    """Make everything first, then write it; the same records give the same bytes."""
-    check(name)
-    tables, pictures = tables_of(name, store), pictures_of(name, store)
-    written = [path for table in tables for path in _write_table(table, folder / TABLE_FOLDER, whole=name == ALL)]
-    written += [path for picture in pictures for path in _write_picture(picture, folder / IMAGE_FOLDER)]
-    if name == ALL:
-        written.append(_write_text(folder / PAGE, page(tables, pictures)))
-    return written
+    """Make a table, a figure or all, and write the files."""
+    return make(name, store).write(folder)
 
 
 def page(tables: Iterable[Table], pictures: Iterable[Picture]) -> str:

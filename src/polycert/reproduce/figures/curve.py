@@ -40,8 +40,7 @@ def curve_picture(store: Store) -> Picture:
     curves = sorted(store.read("figure1", Curve).values(), key=lambda curve: curve.source != "ours")
     missing = Missing(
         ROW,
-        f"polycert train {ROW} --run-dir runs/{ROW} && "
-        f"polycert reproduce figure1 --add runs/{ROW}/model.safetensors",
+        f"polycert train {ROW} --run-dir runs/{ROW} && polycert reproduce figure1 --add runs/{ROW}/model.safetensors",
     )
     if not curves:
         return Picture("figure1", TITLE, "", None, (missing,))

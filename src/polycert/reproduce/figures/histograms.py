@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
@@ -75,7 +76,8 @@ def parameter_picture(name: str, store: Store) -> Picture:
     setting = settings([SETTINGS[name]])[SETTINGS[name]]
     title = f"distribution of the parameters, l_{setting.norm}"
     caption = (
-        "Values of all weights and biases, with the Euclidean norm of all of them (in brackets: as the paper gives it); "
+        "Values of all weights and biases, with the Euclidean norm of all of them (in brackets: as the paper "
+        "gives it); "
         f"networks for {setting.title}."
     )
 
@@ -94,7 +96,8 @@ def radius_picture(name: str, store: Store) -> Picture:
     setting = settings([SETTINGS[name]])[SETTINGS[name]]
     title = f"distribution of the largest certified radii, l_{setting.norm}"
     caption = (
-        f"The largest radius that is certified for a test image, with the target as a vertical line; networks for {setting.title}. "
+        "The largest radius that is certified for a test image, with the target as a vertical line; networks "
+        f"for {setting.title}. "
         "Images whose radius is 0, most of them misclassified, are counted in the legend and not drawn."
     )
 
@@ -116,9 +119,9 @@ def _picture(
     caption: str,
     setting: Setting,
     store: Store,
-    draw: Any,
+    draw: Callable[[Axes, Histogram], None],
     ylabel: str,
-    finish: Any = lambda axes: None,
+    finish: Callable[[Axes], None] = lambda axes: None,
 ) -> Picture:
     """One panel for each source of networks; one line for each of the paper's three methods."""
     sources: dict[str, dict[str, Histogram]] = {}
@@ -147,7 +150,8 @@ def _missing(name: str, setting: Setting, have: dict[str, Histogram]) -> tuple[M
     return tuple(
         Missing(
             row,
-            f"polycert train {row} --run-dir runs/{row} && polycert reproduce {name} --add runs/{row}/model.safetensors",
+            f"polycert train {row} --run-dir runs/{row} && polycert reproduce {name} --add "
+            f"runs/{row}/model.safetensors",
         )
         for row in rows
     )

@@ -11,7 +11,7 @@ from matplotlib.patches import Circle
 from torch import nn
 
 from polycert.certify import envelope
-from polycert.figures import LIN_COLOUR, PEC_COLOUR, STYLE, THIRD_COLOUR
+from polycert.figures import LIN_COLOUR, STYLE, THIRD_COLOUR
 from polycert.graph import Network, capture
 from polycert.reproduce.figures.picture import Picture
 from polycert.sets import Ball
@@ -49,14 +49,18 @@ def sketch_picture() -> Picture:
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
         for axes, eps in zip(panels, RADII, strict=True):
             distance = _draw(axes, net, eps)
-            sign, verdict = ("≥", "the whole ball is proved") if distance >= eps else ("<", "a smaller radius is proved")
+            sign, verdict = (
+                ("≥", "the whole ball is proved") if distance >= eps else ("<", "a smaller radius is proved")
+            )
             axes.set_title(f"distance {distance:.2f} {sign} eps {eps:.2f}:\n{verdict}", fontsize=10)
             axes.set_xlabel("input x₁")
         panels[0].set_ylabel("input x₂")
         figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
     caption = (
-        f"The envelope of one point of a network with two inputs, {BENT + OTHERS} ReLU units and {1 + OTHERS} classes, computed by "
-        "`pc.envelope` for two sizes of the ball (l_2). Inside the ball no point of the shaded envelope changes its class; a "
+        f"The envelope of one point of a network with two inputs, {BENT + OTHERS} ReLU units and {1 + OTHERS} "
+        "classes, computed by "
+        "`pc.envelope` for two sizes of the ball (l_2). Inside the ball no point of the shaded envelope "
+        "changes its class; a "
         "larger ball makes the envelope smaller."
     )
     return Picture("figure2", "sketch of the envelope in the plane", caption, figure)

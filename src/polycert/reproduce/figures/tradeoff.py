@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib
 from matplotlib.figure import Figure
 
@@ -30,7 +32,8 @@ def tradeoff_picture(store: Store) -> Picture:
         return Picture("figure4", TITLE, "", None, missing)
     caption = (
         f"C-PER+at with different gamma ({setting.title}): CTE is the clean error, CRE the certified one (Lin). "
-        "Dashed: KW. Open markers: the paper's network at its gamma, whose clean error profits from a leak of test images."
+        "Dashed: KW. Open markers: the paper's network at its gamma, whose clean error profits from a leak "
+        "of test images."
     )
     return Picture("figure4", TITLE, caption, _draw(sweep, *_reference(store, setting)), missing)
 
@@ -70,10 +73,8 @@ def _draw(sweep: list[tuple[float, Record]], name: str, clean: float, certified:
             points = [(gamma, getattr(record, key)) for gamma, record in sweep if getattr(record, key) is not None]
             axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=f"{label}, ours")
             axes.axhline(reference, color=colour, linestyle="--", linewidth=1, label=f"{label}, {name}")
-            axes.plot(
-                CHOSEN, float(printed[key]), color=colour, marker=marker, fillstyle="none", markersize=9, linestyle="none",
-                label=f"{label}, paper",
-            )  # fmt: skip
+            look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "none"}
+            axes.plot(CHOSEN, float(printed[key]), fillstyle="none", markersize=9, label=f"{label}, paper", **look)
         axes.set(xscale="log", xlabel="gamma, weight of the regularizer", ylabel="error (%)", ylim=(0, 102))
         axes.legend(frameon=False, fontsize=8, ncols=2)
     return figure
