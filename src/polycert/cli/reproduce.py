@@ -44,13 +44,13 @@ def _check_folders(options: ReproduceOptions) -> None:
 
 
 def _remark(made: page.Made) -> None:
-    """Tables say themselves what is missing; a figure without records leaves no file."""
-    rows = sum(len(table.missing) for table in made.tables)
-    if rows:
-        tell(f"{rows} rows are missing or incomplete; the tables say what makes them", style="yellow")
-    for picture in made.pictures:
+    """What is written says itself what is missing, but a figure without records leaves no file."""
+    absent = sum(len(one.missing) for one in (*made.tables, *made.pictures))
+    if absent:
+        tell(f"{absent} records are missing or incomplete", style="yellow")
+    for picture in made.pictures if made.name != page.ALL else ():
         for item in picture.missing:
-            tell(f"missing in {picture.name}: {item.command}", style="yellow")
+            tell(f"{item.what} is made by: {item.command}", style="yellow")
 
 
 def _add(options: ReproduceOptions, model: Path) -> None:
