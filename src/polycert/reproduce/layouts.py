@@ -12,30 +12,27 @@ LEAK = (
     "its clean and attacked errors are no targets. Where a record has them, both halves are shown. Ours have no leak."
 )
 CORRECTED = (
-    "*paper, corrected*: what the released network is known to give where the paper prints another figure; "
-    "under CRE exact, "
-    "what a complete certifier proves over all 10,000 images."
+    "*paper, corrected*: what the released network is known to give where the paper prints another figure; under CRE "
+    "exact, what a complete certifier proves over all 10,000 images."
 )
 RELEASED = "*released network*: the paper's own weights, evaluated by polycert."
 DIFFERENCES = (
     "In brackets: the figure minus the paper's printed one. Errors in per cent, ACB (radii) in units of the input."
 )
 CRO = (
-    "The paper calls the columns CRE Lin and ACB Lin of this table CRO; its figures were made with one "
-    "slope, as Lin is. "
-    "*paper, corrected*: with sound touching points."
+    "The paper calls the columns CRE Lin and ACB Lin of this table CRO; its figures were made with one slope, as Lin "
+    "is. *paper, corrected*: with sound touching points."
 )
 SEARCH = (
-    "Mean number of bound computations per image until the largest certifiable eps is known to 1e-4. "
-    "Bisection is the paper's "
-    "T_Lin, envelope its T_PEC; root is ours and has no figure in the paper."
+    "Mean number of bound computations per image until the largest certifiable eps is known to 1e-4. Bisection is "
+    "the paper's T_Lin, envelope its T_PEC; root is ours and has no figure in the paper."
 )
 
 # Heading and digits of each figure.
 HEADINGS: dict[str, tuple[str, int]] = {
     "CTE": ("CTE", 2),
     "PGD": ("PGD", 2),
-    "attack": ("attack", 2),
+    "PGD_strong": ("PGD strong", 2),
     "CRE_Lin": ("CRE Lin", 2),
     "CRE_CROWN": ("CRE CROWN", 2),
     "CRE_IBP": ("CRE IBP", 2),
@@ -51,7 +48,7 @@ HEADINGS: dict[str, tuple[str, int]] = {
     "root_ratio": ("root / bisection", 4),
 }
 RATIOS = {"ratio": "T_envelope", "root_ratio": "T_root"}
-OURS_ONLY = ("attack", "CRE_CROWN", "ACB_CROWN", "T_root", "root_ratio")
+OURS_ONLY = ("PGD_strong", "CRE_CROWN", "ACB_CROWN", "T_root", "root_ratio")
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class Layout:
     notes: tuple[str, ...]
 
 
-_ERRORS = ("CTE", "PGD", "attack", "CRE_Lin")
+_ERRORS = ("CTE", "PGD", "PGD_strong", "CRE_Lin")
 _BOUNDS = ("ACB_Lin", "ACB_IBP", "ACB_PEC")
 _CURVED = (*_ERRORS, "CRE_CROWN", "CRE_IBP", "ACB_Lin", "ACB_CROWN", "ACB_IBP", "ACB_PEC")
 _SEARCH = ("T_bisection", "T_envelope", "ratio", "T_root", "root_ratio")

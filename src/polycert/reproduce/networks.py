@@ -8,19 +8,12 @@ from typing import Any
 
 from polycert.reproduce import paper
 from polycert.reproduce.grid import Cell, Column, Line, Missing, Table, compared, rounded
-from polycert.reproduce.layouts import HEADINGS, OURS_ONLY, Layout, value_of
+from polycert.reproduce.layouts import HEADINGS, LAYOUTS, OURS_ONLY, Layout, value_of
 from polycert.reproduce.settings import Setting, settings
 from polycert.reproduce.store import RELEASED, Figures, Record, Store
 
 # Parts of a record that may cover fewer samples than the rest, and their figures; other parts concern every figure.
-_PARTS = {
-    "exact": ("CRE_exact",),
-    "search": ("T_bisection", "T_envelope", "T_root"),
-    "attack": ("attack",),
-    "pgd": ("PGD",),
-}
-# Of these, the ones whose figures are not split in halves.
-_APART = ("exact", "search")
+_PARTS = {"exact": ("CRE_exact",), "search": ("T_bisection", "T_envelope", "T_root")}
 WHOLE = 10000  # samples of each test set of the paper
 
 
@@ -117,19 +110,21 @@ class _Row:
         if self.own is not None and all(value_of(self.own, figure) is not None for figure in shown):
             return []
         # A record of the main table holds the search as well: one evaluation serves both.
-        evaluate = self.setting.evaluate(self.name, f"results/{self.layout.folders[-1]}/{self.name}.json")
+        main = LAYOUTS[self.layout.folders[-1]]
+        exact = ("--exact inf",) if "CRE_exact" in main.figures else ()
+        evaluate = self.setting.evaluate(self.name, f"results/{main.name}/{self.name}.json", *exact)
         command = evaluate if self.own is not None else f"{self.setting.train(self.method)} && {evaluate}"
         return [Missing(self.name, command)]
 
 
 def leaked_half(record: Record, clean: Figures) -> Figures | None:
     """What the rest of the samples must have given: the whole is the mean over both parts."""
-    if record.n is None or clean.n is None or not clean.n < record.n or set(record.limits) - set(_APART):
+    if record.n is None or clean.n is None or not clean.n < record.n or set(record.limits) - set(_PARTS):
         return None
     whole, part, rest = record.n, clean.n, record.n - clean.n
     found: dict[str, Any] = {}
     for figure in HEADINGS:
-        if not figure.startswith(("CTE", "PGD", "attack", "CRE", "ACB")) or figure == "CRE_exact":
+        if not figure.startswith(("CTE", "PGD", "CRE", "ACB")) or figure == "CRE_exact":
             continue  # the search's means are over correctly classified samples only, of an unknown number
         ours, theirs = getattr(record, figure), getattr(clean, figure)
         if ours is not None and theirs is not None:

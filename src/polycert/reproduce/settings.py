@@ -41,10 +41,10 @@ class Setting:
         row = f"{self.name}-{method}"
         return " ".join(("polycert train", row, *more, "--run-dir", f"runs/{run or row}"))
 
-    def evaluate(self, run: str, out: str) -> str:
+    def evaluate(self, run: str, out: str, *more: str) -> str:
         """The command that writes a trained network's record."""
         ball = f"--dataset {self.dataset} --norm {self.norm} --eps {self.eps}"
-        return f"polycert evaluate runs/{run}/model.safetensors {ball} --out {out}"
+        return " ".join((f"polycert evaluate runs/{run}/model.safetensors {ball}", *more, f"--out {out}"))
 
 
 def settings(names: Iterable[str]) -> dict[str, Setting]:

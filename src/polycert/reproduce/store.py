@@ -34,7 +34,7 @@ class Figures(BaseModel):
     n: Annotated[int, Field(ge=1)] | None = None
     CTE: Real | None = None
     PGD: Real | None = None
-    attack: Real | None = None
+    PGD_strong: Real | None = None
     CRE_Lin: Real | None = None
     CRE_CROWN: Real | None = None
     CRE_IBP: Real | None = None

@@ -15,16 +15,12 @@ from polycert.rules.activation import Tanh
 SHARES = ("0.96", "0.5", "1e-2", "1e-4", "1e-6", "1e-7")  # of the steepest slope
 DIGITS = 3
 NOTES = (
-    "The touching points t_1 < 0 < t_2 of lines with slope d, given as a share of the function's steepest "
-    "slope. The paper: "
-    "sigmoid t_1, t_2 = -log((1 - 2d ± sqrt(1 - 4d)) / 2d), tanh t_1, t_2 = log((2 - d ∓ 2 sqrt(1 - d)) / d) "
-    "/ 2. Ours, with "
-    "s the share: asinh(sqrt((1 - s) / s)), twice that for the sigmoid. All in float32; in brackets: minus "
-    "the exact point "
-    "(50 digits).",
-    "One formula of each pair subtracts numbers that are nearly equal where d is small, and float32 keeps "
-    "few or none of their "
-    "digits; ours does not subtract.",
+    "The touching points t_1 < 0 < t_2 of lines with slope d, given as a share of the function's steepest slope. The "
+    "paper: sigmoid t_1, t_2 = -log((1 - 2d ± sqrt(1 - 4d)) / 2d), tanh t_1, t_2 = log((2 - d ∓ 2 sqrt(1 - d)) / d) "
+    "/ 2. Ours, with s the share: asinh(sqrt((1 - s) / s)), twice that for the sigmoid. All in float32; in brackets: "
+    "minus the exact point (50 digits).",
+    "One formula of each pair subtracts numbers that are nearly equal where d is small, and float32 keeps few or "
+    "none of their digits; ours has no such difference.",
 )
 Formula = Callable[[np.float32, int], np.float32]
 

@@ -39,8 +39,7 @@ def _picture(name: str, title: str, activation: Activation, word: str, formula: 
         figure.legend(*panels[1].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=4)
     caption = (
         f"The lines that the relaxation `parallel` puts around {word} on an interval: both have the slope of "
-        "the chord. "
-        "Computed by the library."
+        "the chord. Computed by the library."
     )
     return Picture(name, title, caption, figure)
 

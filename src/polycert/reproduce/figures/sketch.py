@@ -58,10 +58,8 @@ def sketch_picture() -> Picture:
         figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
     caption = (
         f"The envelope of one point of a network with two inputs, {BENT + OTHERS} ReLU units and {1 + OTHERS} "
-        "classes, computed by "
-        "`pc.envelope` for two sizes of the ball (l_2). Inside the ball no point of the shaded envelope "
-        "changes its class; a "
-        "larger ball makes the envelope smaller."
+        "classes, computed by `pc.envelope` for two sizes of the ball (l_2). Inside the ball no point of the shaded "
+        "envelope changes its class; a larger ball makes the envelope smaller."
     )
     return Picture("figure2", "sketch of the envelope in the plane", caption, figure)
 
