@@ -33,7 +33,7 @@ from polycert.reproduce.layouts import LAYOUTS
 from polycert.reproduce.settings import settings
 from polycert.reproduce.tangents import CURVES, SHARES
 from polycert.reproduce.writers import comma_separated, latex, markdown
-from polycert.training.files import read_recipe, to_toml
+from polycert.training.files import library, read_recipe, to_toml
 
 ROOT = Path(__file__).parents[1]
 FC1 = {"dataset": "mnist", "architecture": "fc1", "activation": "relu", "norm": "inf", "eps": 0.1}
@@ -182,9 +182,10 @@ def test_corrections_are_in_the_notes(shared: Path) -> None:
 
 
 def test_every_row_has_a_recipe() -> None:
+    recipes = library()
     for table in LAYOUTS:
         for setting, method in paper.printed(table):
-            assert read_recipe(f"{setting}-{method}").method == method
+            assert recipes[f"{setting}-{method}"]["method"] == method
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -541,7 +542,7 @@ def test_the_sketch_tells_the_truth() -> None:
             assert bool((net(near[inside]).argmax(1) == 0).all())
         distance = (point @ found.slope[0].T + found.offset[0]) / found.slope[0].norm(dim=1)
         assert float(found.distances().detach().min()) == pytest.approx(float(distance.min().detach()))
-        assert (float(distance.min()) >= eps) == (eps == sketch.RADII[0])
+        assert (float(distance.detach().min()) >= eps) == (eps == sketch.RADII[0])
 
 
 # --- measurements -----------------------------------------------------------------------------------------------------
