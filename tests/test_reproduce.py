@@ -236,7 +236,8 @@ def records(tmp_path: Path) -> Path:
     )
     put(folder, "table5/growth", exponents={"crown": {"samples": 1.02, "width": 2.5, "depth": 2.0}})
     curve = {"eps": [0.0, 0.1, 0.2], "radius": [0.0, 0.1, 0.05], "certified": [True, True, False]}
-    put(folder, "figure1/released-mmr+at", model="m", source="released networks", method="mmr+at", index=3, **curve)
+    about = {"model": "m", "dataset": "mnist", "source": "released networks", "method": "mmr+at", "index": 3}
+    put(folder, "figure1/released-mmr+at", **about, **curve)
     for figure in ("figure3", "figure5"):
         for source in ("ours", "released networks"):
             values = {

@@ -45,9 +45,10 @@ def _check_folders(options: ReproduceOptions) -> None:
 
 def _remark(made: page.Made) -> None:
     """What is written says itself what is missing, but a figure without records leaves no file."""
-    absent = sum(len(one.missing) for one in (*made.tables, *made.pictures))
+    absent = [item for table in made.tables for item in table.missing]
+    absent += [item for picture in made.pictures for item in picture.missing]
     if absent:
-        tell(f"{absent} records are missing or incomplete", style="yellow")
+        tell(f"{len(absent)} records are missing or incomplete", style="yellow")
     for picture in made.pictures if made.name != page.ALL else ():
         for item in picture.missing:
             tell(f"{item.what} is made by: {item.command}", style="yellow")

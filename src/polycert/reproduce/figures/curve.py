@@ -9,6 +9,7 @@ from polycert.figures import Phases, draw_phases
 from polycert.reproduce.figures.picture import Picture
 from polycert.reproduce.grid import Missing
 from polycert.reproduce.paper import METHOD_NAMES
+from polycert.reproduce.settings import DATASETS
 from polycert.reproduce.store import Store
 
 TITLE = "the two phases of the certified radius"
@@ -22,6 +23,7 @@ class Curve(BaseModel):
 
     model: str
     source: str
+    dataset: str
     method: str
     index: int
     eps: list[float]
@@ -47,8 +49,10 @@ def curve_picture(store: Store) -> Picture:
     curve = curves[0]
     figure = draw_phases(Phases(np.array(curve.eps), np.array(curve.radius), np.array(curve.certified)))
     name = METHOD_NAMES.get(curve.method, curve.method)
+    place = DATASETS.get(curve.dataset, curve.dataset)
     caption = (
-        f"Certified l_inf radius of test image {curve.index} of MNIST for balls of growing size; FC1 trained by {name} "
-        f"({curve.source}). Up to the optimal eps the whole ball is proved; beyond it only PEC still certifies a part."
+        f"Certified l_inf radius of test image {curve.index} of {place} for balls of growing size; the network "
+        f"{curve.model}, trained by {name} ({curve.source}). Up to the optimal eps the whole ball is proved; beyond it "
+        "only PEC still certifies a part."
     )
     return Picture("figure1", TITLE, caption, figure, () if curve.source == "ours" else (missing,))
