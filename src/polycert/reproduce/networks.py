@@ -59,7 +59,8 @@ class _Row:
         if corrected:
             yield self._line("paper, corrected", tuple(Cell(corrected.get(f, "")) for f in self.layout.figures))
         for record in released:
-            yield from self._of(record, "released network")
+            if any(cell.value for cell in self._cells(record)):
+                yield from self._of(record, "released network")
         if self.own is None:
             yield self._line("ours, missing", tuple(Cell() for _ in self.layout.figures))
         else:
