@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow bench docs lint format clean
+.PHONY: demo test slow bench tables docs lint format clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,6 +30,9 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/bounds.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/growth.py
+
+tables: $(VENV)/.installed
+	$(BIN)/polycert reproduce all --out docs
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ".[docs]"

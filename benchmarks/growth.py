@@ -1,28 +1,36 @@
-"""How the cost of bounds grows with samples, width and depth: measured exponents and a plot.
+"""How the cost of bounds and training steps grows with samples, width and depth: measured exponents and a plot.
 
-Usage: python benchmarks/growth.py [--plot docs/images/growth.png]
+Usage: python benchmarks/growth.py [--small] [--out results/table5/growth.json] [--plot docs/images/growth.png]
 
 Random ReLU networks on 784 inputs, one thread, CPU time, `rigorous=False`. An exponent is the slope of a line through
-the logarithms of the last three points.
+the logarithms of the last three points. `--out` writes what `polycert reproduce table5` reads, after every method; what
+the file has already is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
 from bounds import seconds
-from torch import nn
+from torch import Tensor, nn
 
 import polycert as pc
 
-METHODS = ("ibp", "forward", "crown-ibp", "crown")
-SAMPLES, WIDTHS, DEPTHS = (25, 100, 400, 1600), (128, 256, 512, 1024, 2048), (1, 2, 4, 8)
+# What is varied, and the sizes; where not varied: 20 samples, 256 units, 2 hidden layers.
+Axes = dict[str, tuple[int, ...]]
+LARGE: Axes = {"samples": (25, 100, 400, 1600), "width": (128, 256, 512, 1024, 2048), "depth": (1, 2, 4, 8)}
+SMALL: Axes = {"samples": (25, 100, 400), "width": (128, 256, 512), "depth": (1, 2, 4)}
+BALL = pc.Ball(eps=0.01, low=0.0, high=1.0)
+Record = dict[str, Any]
+Work = Callable[[pc.Network, Tensor], object]
 
 
 def net(width: int, depth: int) -> pc.Network:
@@ -35,12 +43,38 @@ def net(width: int, depth: int) -> pc.Network:
     return pc.capture(nn.Sequential(*layers, nn.Linear(width, 10)), (1, 28, 28))
 
 
-def cost(method: str, samples: int = 20, width: int = 256, depth: int = 2) -> float:
+def bounds(method: str) -> Work:
+    """Bounds of the margins and distances."""
+    return lambda subject, x: pc.certify(subject, x, None, BALL, method=method, rigorous=False)
+
+
+def step(loss: pc.losses.Loss) -> Work:
+    """A loss and its gradients."""
+
+    def run(subject: pc.Network, x: Tensor) -> None:
+        loss(subject, x, torch.arange(len(x)) % 10, BALL).backward()
+
+    return run
+
+
+WORKS: dict[str, Work] = {
+    "ibp": bounds("ibp"),
+    "forward": bounds("forward"),
+    "crown-ibp": bounds("crown-ibp"),
+    "crown": bounds("crown"),
+    "pgd": lambda subject, x: pc.attack(subject, x, torch.arange(len(x)) % 10, BALL, steps=20, restarts=1),
+    "kw": step(pc.losses.KW()),
+    "mmr": step(pc.losses.MMR()),
+    "i-per": step(pc.losses.PER(method="forward")),
+    "c-per": step(pc.losses.PER()),
+}
+
+
+def cost(work: Work, samples: int = 20, width: int = 256, depth: int = 2) -> float:
     """Seconds for all samples."""
     subject = net(width, depth)
     x = torch.rand(samples, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-    ball = pc.Ball(eps=0.01, low=0.0, high=1.0)
-    return seconds(lambda: pc.certify(subject, x, None, ball, method=method, rigorous=False), repeat=2)
+    return seconds(lambda: work(subject, x), repeat=2)
 
 
 def exponent(sizes: tuple[int, ...], costs: list[float]) -> float:
@@ -52,32 +86,53 @@ def exponent(sizes: tuple[int, ...], costs: list[float]) -> float:
 
 
 def main() -> None:
-    """Measure, print the exponents as a table, draw."""
+    """Measure, print the exponents as a table, store and draw them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="a .json file for the record")
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--small", action="store_true", help="smaller sizes: minutes instead of an hour")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    axes: dict[str, tuple[tuple[int, ...], Callable[[str, int], float]]] = {
-        "samples": (SAMPLES, lambda method, n: cost(method, samples=n)),
-        "width": (WIDTHS, lambda method, n: cost(method, width=n)),
-        "depth": (DEPTHS, lambda method, n: cost(method, depth=n)),
-    }
-    figure, panels = plt.subplots(1, 3, figsize=(10, 3.2), constrained_layout=True)
+    axes = SMALL if options.small else LARGE
+    record: Record = {"exponents": {}, "milliseconds": {}, "sizes": axes, "version": pc.__version__}
+    if options.out and options.out.is_file():
+        record = json.loads(options.out.read_text(encoding="utf-8"))
     print("| method | " + " | ".join(axes) + " |\n|---|---|---|---|")
-    for method in METHODS:
-        found = []
-        for panel, (name, (sizes, measure)) in zip(panels, axes.items(), strict=True):
-            costs = [measure(method, size) for size in sizes]
-            found.append(f"{exponent(sizes, costs):.2f}")
-            panel.loglog(sizes, [1e3 * c for c in costs], marker="o", label=method)
-            panel.set_xlabel(name)
-            panel.set_xticks(sizes, [str(size) for size in sizes])
-            panel.minorticks_off()
-        print(f"| {method} | " + " | ".join(found) + " |", flush=True)
-    panels[0].set_ylabel("ms")
-    panels[0].legend(frameon=False)
+    for name, work in WORKS.items():
+        if name not in record["exponents"]:
+            measure(name, work, axes, record)
+            store(record, options.out)
+        print(f"| {name} | " + " | ".join(f"{v:.2f}" for v in record["exponents"][name].values()) + " |", flush=True)
     if options.plot:
-        figure.savefig(options.plot, dpi=130)
+        plot(record["milliseconds"], axes, options.plot)
+
+
+def measure(name: str, work: Work, axes: Axes, record: Record) -> None:
+    """Put one method's costs and exponents into the record."""
+    costs = {axis: [cost(work, **{axis: size}) for size in sizes] for axis, sizes in axes.items()}
+    record["milliseconds"][name] = {axis: [round(1e3 * one, 3) for one in own] for axis, own in costs.items()}
+    record["exponents"][name] = {axis: round(exponent(sizes, costs[axis]), 3) for axis, sizes in axes.items()}
+
+
+def store(record: Record, path: Path | None) -> None:
+    """Write the record, if asked for."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def plot(milliseconds: dict[str, dict[str, list[float]]], axes: Axes, path: Path) -> None:
+    """Cost over each size, both logarithmic."""
+    figure, panels = plt.subplots(1, 3, figsize=(10, 3.2), constrained_layout=True)
+    for panel, (axis, sizes) in zip(panels, axes.items(), strict=True):
+        for name, own in milliseconds.items():
+            panel.loglog(sizes, own[axis], marker="o", label=name)
+        panel.set_xlabel(axis)
+        panel.set_xticks(sizes, [str(size) for size in sizes])
+        panel.minorticks_off()
+    panels[0].set_ylabel("ms")
+    panels[0].legend(frameon=False, fontsize=7)
+    figure.savefig(path, dpi=130)
 
 
 if __name__ == "__main__":

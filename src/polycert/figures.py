@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -14,23 +14,45 @@ from torch import Tensor
 
 from polycert.certify import certify
 from polycert.graph import Network
+from polycert.records import whole_file
 from polycert.sets import Ball
 
 STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}
-PEC_COLOUR, LIN_COLOUR, BAD_COLOUR = "#1b6ca8", "#d1495b", "#d1495b"
+PEC_COLOUR, LIN_COLOUR, BAD_COLOUR, THIRD_COLOUR = "#1b6ca8", "#d1495b", "#d1495b", "#b8860b"
+# Nothing that changes from run to run goes into a file.
+_METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 
 
-def two_phases(network: Network, sample: Tensor, label: int, path: Path, *, upper: float, points: int = 81) -> None:
-    """Certified radius against eps for one sample (Figure 1): all or nothing by Fast-Lin, partial credit by PEC."""
+class Phases(NamedTuple):
+    """Of one sample: radii of balls, what is certified of each, and whether that is the whole ball; `[points]`."""
+
+    eps: np.ndarray
+    radius: np.ndarray
+    certified: np.ndarray
+
+
+def phases(network: Network, sample: Tensor, label: int, *, upper: float, points: int = 81) -> Phases:
+    """Certify one sample (l_inf, box [0, 1]) for balls of growing size."""
     eps = np.linspace(0, upper, points)
     x = sample.unsqueeze(0).expand(points, *sample.shape)
     certs = certify(network, x, torch.full((points,), label), Ball(eps=torch.tensor(eps), low=0.0, high=1.0))
-    radius = certs.radius.numpy()
-    whole = np.where(certs.certified.numpy(), eps, 0.0)
+    return Phases(eps, certs.radius.numpy(), certs.certified.numpy())
+
+
+def two_phases(network: Network, sample: Tensor, label: int, path: Path, *, upper: float, points: int = 81) -> None:
+    """Certified radius against eps for one sample (Figure 1), as a file."""
+    save(draw_phases(phases(network, sample, label, upper=upper, points=points)), path)
+
+
+def draw_phases(found: Phases) -> Figure:
+    """Certified radius against eps (Figure 1): all or nothing by Fast-Lin, partial credit by PEC."""
+    eps, radius = found.eps, found.radius
+    whole = np.where(found.certified, eps, 0.0)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
         axes = figure.add_subplot()
-        axes.plot(eps, eps, color="0.8", linewidth=1, linestyle="--", label="eps itself")
+        near = eps[eps <= 1.2 * max(radius.max(), 1e-3)]  # short of the legend
+        axes.plot(near, near, color="0.7", linewidth=1, linestyle="--", label="eps itself")
         axes.plot(eps, radius, color=PEC_COLOUR, linewidth=2.2, label="PEC (the envelope)")
         axes.plot(
             eps,
@@ -51,11 +73,17 @@ def two_phases(network: Network, sample: Tensor, label: int, path: Path, *, uppe
         axes.set(
             xlabel="eps of the ball the bounds are built for (l_inf)",
             ylabel="certified radius",
-            xlim=(0, upper),
+            xlim=(0, eps[-1]),
         )
         axes.set_ylim(0, 1.6 * max(radius.max(), 1e-3))
         axes.legend(frameon=False, fontsize=9, loc="upper right")
-        figure.savefig(path, dpi=150)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture as `.png` or `.svg`, whole or not at all; the same picture gives the same bytes."""
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "polycert"}), whole_file(path) as name:
+        figure.savefig(name, dpi=150, metadata=_METADATA[path.suffix])
 
 
 def digits(images: Tensor, radius: Tensor, path: Path, *, target: float, columns: int = 10) -> None:
@@ -74,4 +102,4 @@ def digits(images: Tensor, radius: Tensor, path: Path, *, target: float, columns
             text = f"{float(radius[position]):.3f}" if good else f"✗ {float(radius[position]):.3f}"
             axes.set_title(text, fontsize=9, pad=2, color=PEC_COLOUR if good else BAD_COLOUR)
         figure.suptitle(f"certified l_inf radius of each digit (target {target:g})", fontsize=10)
-        figure.savefig(path, dpi=150)
+    save(figure, path)

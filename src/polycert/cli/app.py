@@ -97,6 +97,12 @@ def _zoo(given: options.ZooOptions) -> None:
     zoo_command(given)
 
 
+def _reproduce(given: options.ReproduceOptions) -> None:
+    from polycert.cli.reproduce import reproduce_command
+
+    reproduce_command(given)
+
+
 def _export(given: options.ExportOptions) -> None:
     from polycert.cli.samples import load_model
     from polycert.graph.onnx.export import export
@@ -211,6 +217,16 @@ options.add_command(
     "List the models that come with polycert, or show one's recipe and figures.",
     "polycert zoo",
     "polycert zoo mnist-fc1-linf-fast-c-per",
+)
+options.add_command(
+    app,
+    "reproduce",
+    options.ReproduceOptions,
+    _reproduce,
+    "The paper's tables and figures from stored records, its figures beside ours; what is missing says what makes it.",
+    "polycert reproduce table1",
+    "polycert reproduce all --records results --out docs",
+    "polycert reproduce figure5 --add runs/cifar/model.safetensors --limit 1000",
 )
 options.add_command(
     app,

@@ -346,6 +346,36 @@ class TuneOptions(Course):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(Voice):
+    """`polycert reproduce`."""
+
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="table1 to table10, figure1 to figure9, or all.", show_default=False),
+    ]
+    records: Annotated[Path, about_question(metavar="DIR", help="Where the records are.")] = Path("results")
+    out: Annotated[
+        Path | None,
+        running(
+            metavar="DIR", help="Write .md, .tex and .csv, or .png and .svg, into this folder.", show_default=False
+        ),
+    ] = None
+    add: Annotated[
+        Path | None,
+        about_question(metavar="MODEL", help="Measure what figure 1, 3, 5, 8 or 9 needs of a model, and store it."),
+    ] = None
+    limit: Annotated[int | None, about_question(min=1, help="With --add figure 5 or 9: at most so many samples.")] = (
+        None
+    )
+    index: Annotated[int | None, about_question(min=0, help="With --add figure 1: the test sample.")] = None
+    data_dir: Annotated[
+        Path | None,
+        running(metavar="DIR", help="Where the data set's files are, if not in the cache."),
+    ] = None
+    threads: Annotated[int | None, running(min=1, help="Batches at work at once, with --add.")] = None
+
+
 AnyOptions = TypeVar("AnyOptions", bound=Voice)
 
 

@@ -1,0 +1,87 @@
+"""A table before it is written: lines of a method and a source, with cells that may carry a difference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import NamedTuple
+
+TO = " to "  # between the ends of an interval
+
+
+class Cell(NamedTuple):
+    """A text, and how far it is from the paper's."""
+
+    value: str = ""
+    difference: str = ""
+
+
+class Column(NamedTuple):
+    """A heading; `compared` columns have differences."""
+
+    heading: str
+    compared: bool = True
+
+
+class Line(NamedTuple):
+    """One line: the section it stands in, the method, where the figures are from, and one cell for each column."""
+
+    section: str
+    method: str
+    source: str
+    cells: tuple[Cell, ...]
+
+
+class Missing(NamedTuple):
+    """Something that is not there, and the command that makes it."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper beside ours; `label` heads the first column."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    label: str = "method"
+
+    @property
+    def number(self) -> str:
+        """As in the paper."""
+        return self.name.removeprefix("table")
+
+    @property
+    def sections(self) -> dict[str, list[Line]]:
+        """The lines of each section, in order."""
+        found: dict[str, list[Line]] = {}
+        for line in self.lines:
+            found.setdefault(line.section, []).append(line)
+        return found
+
+
+Figure = float | tuple[float, float]
+
+
+def rounded(value: Figure, digits: int) -> str:
+    """A figure, or an interval as `low to high`, with so many digits."""
+    ends = value if isinstance(value, tuple) else (value,)
+    return TO.join(dict.fromkeys(f"{end:.{digits}f}" for end in ends))
+
+
+def difference(ours: str, paper: str) -> str:
+    """Ours minus the paper's, both as printed; both ends of an interval."""
+    if not ours or not paper or TO in paper:
+        return ""
+    ends = [Decimal(end) - Decimal(paper) for end in ours.split(TO)]
+    return TO.join(f"{end:+}" if end else f"{abs(end)}" for end in ends)
+
+
+def compared(ours: str, paper: str) -> Cell:
+    """A cell with its difference."""
+    return Cell(ours, difference(ours, paper))
