@@ -21,12 +21,10 @@ SOUND = {
     "tanh_linf__mnist_fc1/tanh_c-per": {"CRE_Lin": 12.94, "ACB_Lin": 0.0871, "ACB_PEC": 0.0927},
 }
 
-
-# Rows that differ from the paper for a reason we do not know: our own figures, which only guard against change.
-UNEXPLAINED = {
-    "relu_l2__mnist_cnn/mnist_cnn_l2_kw": {"CRE_Lin": 4.63, "ACB_Lin": 0.2861, "ACB_PEC": 0.2889},
-    "relu_linf__cifar10_cnn/cifar_cnn_l1_at": {"CRE_Lin": 85.64},
-}
+# Our own figures, which only guard against change. The file of the first is not the network of the printed row: clean and
+# attacked errors, which no bound enters, differ as well (docs/golden.md). The reason for the second is not known.
+OTHER_NETWORK = {"relu_l2__mnist_cnn/mnist_cnn_l2_kw": {"CRE_Lin": 4.63, "ACB_Lin": 0.2861, "ACB_PEC": 0.2889}}
+UNEXPLAINED = {"relu_linf__cifar10_cnn/cifar_cnn_l1_at": {"CRE_Lin": 85.64}}
 
 
 def _names() -> list[str]:
@@ -41,7 +39,7 @@ def _check(shared: Path, name: str, rigour: int | None) -> None:
         pytest.skip(str(error))
     row = measure(shared / "zoo", name, rigour=rigour)
     beyond = row.differences()
-    for key, value in (SOUND | UNEXPLAINED).get(name, {}).items():
+    for key, value in (SOUND | OTHER_NETWORK | UNEXPLAINED).get(name, {}).items():
         beyond.pop(key, None)
         assert row.ours[key] == pytest.approx(value, abs=0.03 if key.startswith("C") else 0.0001)
     assert not beyond, f"{name}: {beyond} beyond the tolerance, ours {row.ours}"
@@ -56,4 +54,4 @@ def test_golden_rows_of_small_networks(shared: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _names())
 def test_golden_rows(shared: Path, name: str) -> None:
-    _check(shared, name, rigour=None)
+    _check(shared, name, rigour=1000)
