@@ -387,7 +387,9 @@ def test_files(net: nn.Sequential, samples: tuple[Tensor, Tensor], tmp_path: Pat
     assert frame["status"].isna().all()
     assert frame["largest"].to_numpy() == pytest.approx(found.columns["largest"])
     with np.load(tmp_path / "row.examples.npz") as arrays:
-        order = np.argsort(found.columns["largest"], kind="stable")
+        right = found.columns["prediction"] == found.columns["label"]
+        order = [k for k in np.argsort(found.columns["largest"], kind="stable") if right[k]]
+        assert 48 < len(order) < len(right)
         assert set(arrays["index"]) == {*order[:24], *order[-24:]}
         assert arrays["input"].dtype == arrays["counterexample"].dtype == np.float32
         assert (arrays["input"] == samples[0].numpy()[arrays["index"]]).all()

@@ -21,8 +21,8 @@ SOUND = {
     "tanh_linf__mnist_fc1/tanh_c-per": {"CRE_Lin": 12.94, "ACB_Lin": 0.0871, "ACB_PEC": 0.0927},
 }
 
-# Our own figures, which only guard against change. The file of the first is not the network of the printed row: clean and
-# attacked errors, which no bound enters, differ as well (docs/golden.md). The reason for the second is not known.
+# Our own figures, which only guard against change. The file of the first is not the network of the printed row: clean
+# and attacked errors, which no bound enters, differ as well (docs/golden.md). The reason for the second is not known.
 OTHER_NETWORK = {"relu_l2__mnist_cnn/mnist_cnn_l2_kw": {"CRE_Lin": 4.63, "ACB_Lin": 0.2861, "ACB_PEC": 0.2889}}
 UNEXPLAINED = {"relu_linf__cifar10_cnn/cifar_cnn_l1_at": {"CRE_Lin": 85.64}}
 

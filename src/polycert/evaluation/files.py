@@ -67,13 +67,13 @@ class Evaluation:
     def examples(self) -> dict[str, np.ndarray]:
         """The samples with the smallest and with the largest certified radius; where those tie, in their order.
 
-        Misclassified samples, whose radius is 0, come last among the smallest: they would be all there is to see.
+        Misclassified samples, whose radius is 0, only fill up: they would be all there is to see.
         """
-        largest, wrong = self.columns["largest"], self.columns["prediction"] != self.columns["label"]
-        keys = np.where(wrong, np.inf, largest)
-        order = np.argsort(keys, kind="stable")[: int((~np.isnan(keys)).sum())]  # NaN sorts last
-        order = np.concatenate([order[~wrong[order]], order[wrong[order]]])
-        chosen = np.unique(np.concatenate([order[:EXAMPLES], order[::-1][:EXAMPLES]]))
+        largest, right = self.columns["largest"], self.columns["prediction"] == self.columns["label"]
+        order = np.argsort(largest, kind="stable")[: int((~np.isnan(largest)).sum())]  # NaN sorts last
+        inner, others = order[right[order]], order[~right[order]]
+        ends = [np.concatenate([way, others])[:EXAMPLES] for way in (inner, inner[::-1])]
+        chosen = np.unique(np.concatenate(ends))
         points = np.full_like(self.inputs[chosen], np.nan) if self.points is None else self.points[chosen]
         inputs, found = (np.asarray(values, dtype=np.float32) for values in (self.inputs[chosen], points))
         return {"index": self.columns["index"][chosen], "input": inputs, "counterexample": found}

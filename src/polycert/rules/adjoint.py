@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 from polycert.forms import Shape
-from polycert.rules.rowwise import live_rows
+from polycert.rules.rowwise import live_rows, spread_out
 
 Pair = tuple[int, int]
 Places = tuple[slice | int, ...]
@@ -54,7 +54,7 @@ class Transposed(torch.autograd.Function):
         """The same blocks through the convolution, and the products of both for the weights."""
         rows, weight = ctx.saved_tensors
         _, *shape = ctx.geometry
-        live = live_rows(gradient)
+        whole, live = rows.shape, live_rows(gradient)
         if live is not None:
             gradient, rows = gradient[live], rows[live]
         by_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
@@ -65,9 +65,7 @@ class Transposed(torch.autograd.Function):
                 by_rows[part] = F.conv2d(piece, weight, None, *shape)[: len(rows[part])]
             if by_weight is not None:
                 by_weight += conv2d_weight(piece, weight.shape, filled(rows[part]), *shape)
-        if by_rows is not None and live is not None:
-            by_rows = by_rows.new_zeros(ctx.saved_tensors[0].shape).index_copy_(0, live, by_rows)
-        return by_rows, by_weight, None, None
+        return spread_out(by_rows, live, whole), by_weight, None, None
 
 
 def blocks(rows: Tensor, image: Tensor) -> list[slice]:

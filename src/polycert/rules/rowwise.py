@@ -6,6 +6,7 @@ beyond the hinge not at all. Their gradients are exactly 0, and so is all that t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,16 +30,19 @@ class RowProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """By the rows whose gradient is not 0."""
         rows, weight = ctx.saved_tensors
-        live = live_rows(gradient)
+        shape, live = rows.shape, live_rows(gradient)
         if live is not None:
             gradient, rows = gradient[live], rows[live]
         by_rows = gradient @ weight.T if ctx.needs_input_grad[0] else None
-        if by_rows is not None and live is not None:
-            by_rows = by_rows.new_zeros(ctx.saved_tensors[0].shape).index_copy_(0, live, by_rows)
-        return by_rows, rows.T @ gradient if ctx.needs_input_grad[1] else None
+        return spread_out(by_rows, live, shape), rows.T @ gradient if ctx.needs_input_grad[1] else None
 
 
 def live_rows(gradient: Tensor) -> Tensor | None:
     """Indices of the rows of `[rows, ...]` that are not all 0, or None if those are nearly all."""
     live = (gradient.flatten(1) != 0).any(1).nonzero().squeeze(1)
     return live if len(live) <= MOST * len(gradient) else None
+
+
+def spread_out(rows: Tensor | None, live: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+    """The live rows in their places, the others 0."""
+    return rows if rows is None or live is None else rows.new_zeros(shape).index_copy_(0, live, rows)
