@@ -267,6 +267,10 @@ def huge_window(model: Any) -> None:
     node(model, "GlobalMaxPool", ["x"], ["y"])
 
 
+def two_lines(model: Any) -> None:
+    model.graph.node[0].op_type = "Su\nb"
+
+
 TENSOR_4096 = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4096, 4096]).type.tensor_type.shape
 
 MALFORMED: dict[Callable[[Any], None], str] = {
@@ -298,6 +302,7 @@ MALFORMED: dict[Callable[[Any], None], str] = {
     bad_pool: "image",
     many_expansions: "entries together",
     huge_window: "windows of at most",
+    two_lines: "no rule for Su b",
 }
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph import Network, capture
 from polycert.graph.onnx import read_onnx
@@ -109,7 +109,7 @@ def _from_safetensors(path: Path) -> ModelFile:
         module = build(json.loads(metadata["architecture"]))
         shape = tuple(int(n) for n in json.loads(metadata["input_shape"]))
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise PolycertError(f"the architecture in {path.name} cannot be read: {_first_line(error)}") from None
+        raise PolycertError(f"the architecture in {path.name} cannot be read: {reason(error)}") from None
     return ModelFile(_filled(module, weights, path), shape, dict(metadata))
 
 
@@ -118,7 +118,7 @@ def _from_npz(path: Path) -> ModelFile:
     try:
         module, shape = build(entry["arch"]), tuple(int(n) for n in entry["input_shape"])
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise PolycertError(f"the entry of {path.name} in index.json cannot be read: {_first_line(error)}") from None
+        raise PolycertError(f"the entry of {path.name} in index.json cannot be read: {reason(error)}") from None
     return ModelFile(_filled(module, _read_npz(path), path), shape, entry)
 
 
@@ -133,7 +133,7 @@ def _index_entry(path: Path) -> dict[str, Any]:
             entries = list(json.loads(index.read_text(encoding="utf-8"))["models"].values())
             found = [dict(entry) for entry in entries if entry["file"] == relative]
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise PolycertError(f"{index} is not an index of models: {_first_line(error)}") from None
+            raise PolycertError(f"{index} is not an index of models: {reason(error)}") from None
         if found:
             return found[0]
     raise PolycertError(f"no index.json beside or above {path.name} describes it: pass it as --weights to a factory")
@@ -148,7 +148,7 @@ def _from_factory(text: str, weights: str | os.PathLike[str] | None) -> ModelFil
     try:
         factory = getattr(importlib.import_module(module_name), function)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise PolycertError(f"cannot import the model factory {text!r}: {_first_line(error)}") from None
+        raise PolycertError(f"cannot import the model factory {text!r}: {reason(error)}") from None
     try:
         made = factory()
         module, shape = made if isinstance(made, tuple) else (made, getattr(made, "input_shape", None))
@@ -156,7 +156,7 @@ def _from_factory(text: str, weights: str | os.PathLike[str] | None) -> ModelFil
     except Exception as error:
         raise PolycertError(
             f"the factory {text!r} must return (module, input_shape), or a module with an input_shape: "
-            f"{type(error).__name__}: {_first_line(error)}"
+            f"{type(error).__name__}: {reason(error)}"
         ) from None
     if not isinstance(module, nn.Module):
         raise PolycertError(f"the factory {text!r} must return a module, got {type(module).__name__}")
@@ -197,7 +197,7 @@ def _read_npz(path: Path) -> Weights:
         with np.load(path, allow_pickle=False) as arrays:
             return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
     except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise PolycertError(f"cannot read {path.name} as arrays: {_first_line(error)}") from None
+        raise PolycertError(f"cannot read {path.name} as arrays: {reason(error)}") from None
 
 
 def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:
@@ -211,15 +211,10 @@ def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:
     try:
         module.load_state_dict(weights)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise PolycertError(f"the weights in {path.name} do not fit the architecture: {reason}") from None
+        raise PolycertError(f"the weights in {path.name} do not fit the architecture: {str(error)[:300]}") from None
     if any(not bool(torch.isfinite(tensor).all()) for tensor in weights.values() if tensor.is_floating_point()):
         raise PolycertError(f"the weights in {path.name} contain NaN or infinite values")
     return module.eval()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 _READERS: dict[str, Callable[[Path], ModelFile]] = {

@@ -19,7 +19,7 @@ from polycert.cli import parsing
 from polycert.cli.guard import BadUsage
 from polycert.cli.options import Task
 from polycert.envelope import classes_of
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, reason
 from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels
 from polycert.loading import load
@@ -104,8 +104,7 @@ def device(name: str) -> torch.device:
         found = own_device(name)
         torch.zeros(1, dtype=torch.float64, device=found).add(1).item()
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadUsage(f"--device {name!r} cannot be used for float64 arithmetic: {reason}") from None
+        raise BadUsage(f"--device {name!r} cannot be used for float64 arithmetic: {reason(error)}") from None
     return found
 
 

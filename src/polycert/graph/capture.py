@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph.core import Graph, Node, append, prune
 from polycert.graph.network import Network
@@ -246,9 +246,8 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     except PolycertError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise PolycertError(
-            f"the model cannot be traced with samples of shape {tuple(example.shape[1:])}: {reason}"
+            f"the model cannot be traced with samples of shape {tuple(example.shape[1:])}: {reason(error)}"
         ) from error
 
 
@@ -271,8 +270,7 @@ def _self_check(model: nn.Module, network: Captured, example: Tensor) -> None:
         try:
             expected, got = model(batch), network(batch)
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise PolycertError(f"the model works for one size of batch only: {reason}") from None
+            raise PolycertError(f"the model works for one size of batch only: {reason(error)}") from None
     if not isinstance(expected, Tensor):
         raise PolycertError(f"a network needs one tensor as its output, this one returns {type(expected).__name__}")
     if network.has_softmax:

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, reason
 from polycert.properties.expressions import Expression, parse
 from polycert.properties.linear import Clauses, Constraint, clauses, conjunction
 from polycert.properties.spec import Box, Property, box_of, clause_of
@@ -29,7 +29,7 @@ def read_property(path: str | os.PathLike[str]) -> Property:
             raise PolycertError(f"{where.name} is larger than {LARGEST_FILE} bytes")
         text = where.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PolycertError(f"cannot read {where.name} as text: {str(error).splitlines()[0]}") from None
+        raise PolycertError(f"cannot read {where.name} as text: {reason(error)}") from None
     try:
         return parse_property(text)
     except PolycertError as error:

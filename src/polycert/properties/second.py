@@ -22,7 +22,7 @@ def parse_second(text: str) -> Property:
     try:
         query = vnnlib.parse_query_string(text)
     except (vnnlib.VNNLibException, ValueError, RuntimeError) as error:
-        raise PolycertError(" ".join(str(error).split())[:200]) from None
+        raise PolycertError(str(error)[:200]) from None
     if len(query.networks) != 1 or len(query.networks[0].inputs) != 1 or len(query.networks[0].outputs) != 1:
         raise PolycertError("only one network with one input and one output is supported")
     network = query.networks[0]

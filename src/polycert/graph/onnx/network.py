@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph.core import Graph, prune
 from polycert.graph.network import Network
@@ -63,8 +63,7 @@ def _graph(program: Program, dtype: torch.dtype, device: torch.device) -> Graph:
         raise PolycertError(f"cannot read {program.source}: {error}") from None
     except (ValueError, TypeError, IndexError, KeyError, RuntimeError, OverflowError, AttributeError) as error:
         # A malformed file can break an op's own rules in more ways than can be listed.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise PolycertError(f"cannot read {program.source}: {reason}") from None
+        raise PolycertError(f"cannot read {program.source}: {reason(error)}") from None
     return Graph(prune(nodes, output), dtype, device, computed)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, reason
 
 LARGEST_FILE = 2**31 - 1  # what a protobuf can hold
 LARGEST_VALUE = 2**27  # entries of any one tensor in the program
@@ -72,7 +72,7 @@ def read_program(path: Path) -> Program:
     except PolycertError as error:
         raise PolycertError(f"cannot read {path.name}: {error}") from None
     except (ValueError, TypeError, UnicodeDecodeError, OverflowError) as error:
-        raise PolycertError(f"cannot read {path.name}: {str(error).splitlines()[0]}") from None
+        raise PolycertError(f"cannot read {path.name}: {reason(error)}") from None
 
 
 def _content(path: Path) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, reason
 from polycert.graph.onnx.reading import Program
 
 if TYPE_CHECKING:
@@ -39,12 +39,14 @@ class Replay:
         options.log_severity_level = 4
         # Fused ops round differently: the file as it is written is the reference.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        # The fallback would try the same once more and print that it does.
+        only: Any = {"providers": ["CPUExecutionProvider"], "enable_fallback": False}
         try:
-            session = onnxruntime.InferenceSession(self.program.content, options, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(self.program.content, options, **only)
         except NoKernel:
             return self._reference()
         except Exception as error:
-            raise PolycertError(f"onnxruntime refuses {self.program.source}: {_first_line(error)}") from None
+            raise PolycertError(f"onnxruntime refuses {self.program.source}: {reason(error)}") from None
         return session.run  # type: ignore[no-any-return]
 
     def _reference(self) -> Callable[[list[str], dict[str, np.ndarray]], Any]:
@@ -66,12 +68,8 @@ class Replay:
         except PolycertError:
             raise
         except Exception as error:
-            raise PolycertError(f"onnxruntime cannot run {self.program.source}: {_first_line(error)}") from None
+            raise PolycertError(f"onnxruntime cannot run {self.program.source}: {reason(error)}") from None
         return np.asarray(found).reshape(-1)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_against(network: Network, replay: Replay) -> None:
