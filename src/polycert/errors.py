@@ -2,7 +2,7 @@
 
 
 class PolycertError(ValueError):
-    """A request that cannot be met; the message is one sentence that says what to do, whatever it quotes on one line."""
+    """A request that cannot be met; the message is one sentence, on one line, that says what to do."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
