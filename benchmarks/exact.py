@@ -1,8 +1,8 @@
 """CPU time of exact decisions on the samples that bounds and an attack leave open.
 
-`python benchmarks/exact.py [--limit N] [MODEL.npz …]`, by default FC1 and CNN C-PER+at of the released checkpoints. One
-thread. A sample counts if neither `crown` with `best` proves it nor the attack of `verify` breaks it; its time is that
-of a whole `decide`, bounds of hidden units included.
+`python benchmarks/exact.py [--first N] [--limit N] [MODEL.npz …]`, by default FC1 and CNN C-PER+at of the released
+checkpoints. One thread. A sample counts if neither `crown` with `best` proves it nor the attack of `verify` breaks it;
+its time is that of a whole `decide`, bounds of hidden units included.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def undecided(net: pc.Network, x: torch.Tensor, y: torch.Tensor) -> list[int]:
     return (~proved & ~hits.success).nonzero().flatten().tolist()
 
 
-def measure(path: Path, limit: int, timeout: float) -> None:
+def measure(path: Path, first: int, limit: int, timeout: float) -> None:
     """One line for one model."""
     net, data = pc.load(path), pc.data.load("mnist", "test")
-    x, y = data.x[:limit], data.y[:limit]
+    x, y = data.x[first : first + limit], data.y[first : first + limit]
     seconds, statuses = [], Counter()
     for k in undecided(net, x, y):
         region, spec = BALL.at(x[k : k + 1].double()), Specification.margins(int(y[k]), 10)
@@ -50,7 +50,7 @@ def measure(path: Path, limit: int, timeout: float) -> None:
         statuses[f"{found.status} by {found.stage}"] += 1
     late = sorted(seconds)
     print(
-        f"{path.stem}: {len(late)} undecided of {limit}, CPU seconds median {statistics.median(late):.3f}, "
+        f"{path.stem}: {len(late)} undecided of {len(x)}, CPU seconds median {statistics.median(late):.3f}, "
         f"mean {statistics.mean(late):.3f}, "
         f"90 % below {late[int(0.9 * len(late))]:.3f}, most {late[-1]:.2f}; {dict(statuses)}"
     )
@@ -60,6 +60,7 @@ def main() -> None:
     """Read the arguments and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--first", type=int, default=0, help="leave out the images before this one")
     parser.add_argument("--limit", type=int, default=2000)
     parser.add_argument("--timeout", type=float, default=20.0)
     given = parser.parse_args()
@@ -67,7 +68,7 @@ def main() -> None:
     models = given.models or ([shared / "zoo" / name for name in MODELS] if shared else [])
     torch.set_num_threads(1)
     for path in models:
-        measure(path, given.limit, given.timeout)
+        measure(path, given.first, given.limit, given.timeout)
 
 
 if __name__ == "__main__":
