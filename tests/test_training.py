@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -402,10 +404,21 @@ def test_the_best_epoch_is_kept_if_asked_for(tmp_path: Path, monkeypatch: pytest
 ENDLESS = 1000
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Processes started here take Ctrl-C, even where these tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def start(folder: Path, recipe: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "polycert", "train", str(recipe), "--run-dir", str(folder), "--threads", "1"]
     environment = {**os.environ, "PYTHONPATH": str(Path(pc.__file__).parents[1])}
-    return subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
+    with interruptible():
+        return subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
