@@ -344,6 +344,11 @@ def everything_open(run: Pass, index: int) -> tuple[Interval, Tensor]:
 
 def assert_skipping_changes_nothing(module: nn.Module, x: Tensor, set_: pc.Ball) -> None:
     """Envelopes and gradients with settled rows left out, in chunks of a few rows, and with all rows at once."""
+    for method in ("crown", "forward"):
+        assert_one_way_skips_nothing(module, x, set_, method)
+
+
+def assert_one_way_skips_nothing(module: nn.Module, x: Tensor, set_: pc.Ball, method: str) -> None:
     net = pc.capture(module, tuple(x.shape[1:]))
     results = []
     for every_row, limit in ((False, 2**20), (False, 1500), (True, 2**20), (True, 1500)):
@@ -351,7 +356,7 @@ def assert_skipping_changes_nothing(module: nn.Module, x: Tensor, set_: pc.Ball)
             change.setattr("polycert.memory.CHUNK", limit)
             if every_row:
                 change.setattr("polycert.backward._cheap_bounds", everything_open)
-            env = pc.envelope(net, x, None, set_)
+            env = pc.envelope(net, x, None, set_, method=method)
             total = env.margins().sum() + env.distances(signed=True).sum()
             results.append((env.slope, env.offset, *torch.autograd.grad(total, list(module.parameters()))))
     for other in results[1:]:

@@ -129,6 +129,15 @@ class Pass:
             _sizes={k: v if len(v) == 1 else v[samples] for k, v in self._sizes.items()},
         )
 
+    def lines_before(self, index: int) -> list[Lines]:
+        """The relaxations of all activations that a node depends on."""
+        needed = set(self.graph.ancestors(index))
+        return [self.lines(k) for k in self.graph.activations if k in needed]
+
+    def ready(self, index: int) -> None:
+        """Find what a node's rows need, with gradients, before numbers are taken from it or chunks computed again."""
+        self.lines_before(index)
+
     def widened(self, start: int, form: Form, pulled: Pulled) -> Pulled:
         """Rows over node `start` as this kind of pass bounds them; here as they are."""
         return pulled
@@ -296,6 +305,7 @@ def hidden_by_backward(run: Pass, index: int) -> Interval:
     if not run.graph.depends_on_activation[index]:  # rows that all samples share
         low, high = _both_sides(run, index, Identity(node.shape, run.like))
         return Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape))
+    run.ready(index)
     known, still_open = _cheap_bounds(run, index)
     found = []
     for k, chunk in enumerate(chunks(still_open, row_width(run.graph, index))):
@@ -317,7 +327,6 @@ def _cheap_bounds(run: Pass, index: int) -> tuple[Interval, Tensor]:
 
     An entry is settled if all activations that read it are straight on its interval: no tighter one would matter.
     """
-    _lines_before(run, index)  # found with their gradients, before numbers are taken from them
     with torch.no_grad():
         known = run.reach(index)
         settled = [reader.settled(known) for reader in run.graph.readers.get(index, ())]
@@ -346,15 +355,10 @@ def _both_sides(run: Pass, index: int, form: Form) -> tuple[Tensor, Tensor]:
     below = bound_of(run, pulled, LOWER)
     low, high = run.region.extremes(below.form, run.rounding)
     low, high = low + below.offset, high + _offset(run, pulled, below.slack, UPPER)
-    if not all(lines.shared for lines in _lines_before(run, index)):
+    if not all(lines.shared for lines in run.lines_before(index)):
         above = backward(run, index, form, UPPER)
         high = run.region.extremes(above.form, run.rounding)[1] + above.offset
     return low, high
-
-
-def _lines_before(run: Pass, index: int) -> list[Lines]:
-    needed = set(run.graph.ancestors(index))
-    return [run.lines(k) for k in run.graph.activations if k in needed]
 
 
 def final_by_backward(run: Pass, form: Form, side: int) -> Bound:

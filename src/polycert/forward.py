@@ -31,6 +31,11 @@ class ForwardPass(Pass):
             return self
         return replace(some, spreads={k: v if len(v) == 1 else v[samples] for k, v in self.spreads.items()})
 
+    def ready(self, index: int) -> None:
+        """The spread as well."""
+        super().ready(index)
+        self.spread(index)
+
     def widened(self, start: int, form: Form, pulled: Pulled) -> Pulled:
         """Rows over a node take its spread instead of their own."""
         return pulled._replace(spread=self._times(form, start))
@@ -55,7 +60,8 @@ class ForwardPass(Pass):
         lines = self.lines(index)
         if not lines.shared:
             raise PolycertError("method 'forward' needs one slope: use relaxation 'parallel'")
-        return lines.lower_slope.abs() * spread + lines.half_gap
+        # A gap may be below 0 by rounding, and must not make up for others.
+        return lines.lower_slope.abs() * spread + lines.half_gap.clamp(min=0)
 
     def _times(self, rows: Form, index: int) -> Tensor:
         return self._up(rows.abs_dot(self.spread(index)), rows.length)
