@@ -13,7 +13,7 @@ NOTES = (
     "Exponents of the CPU time in the number of samples, the units n of a hidden layer and the number N of hidden "
     "layers; the paper counts operations in N, n and the input's size m. In brackets: measured minus counted. "
     "Measured on random ReLU networks on 784 inputs, one thread: a line through the logarithms of the last three "
-    "sizes. Fixed costs and rows that need not be computed make most exponents smaller than counted. PGD, CROWN, IBP "
+    "sizes. Why some are smaller or larger than counted was not looked into. PGD, CROWN, IBP "
     "and C-IBP: an evaluation; the others: a training step with its gradients.",
 )
 

@@ -98,7 +98,7 @@ def radius_picture(name: str, store: Store) -> Picture:
     caption = (
         "The largest radius that is certified for a test image, with the target as a vertical line; networks "
         f"for {setting.title}. "
-        "Images whose radius is 0, most of them misclassified, are counted in the legend and not drawn."
+        "Images whose radius is 0 are counted in the legend and not drawn."
     )
 
     def draw(axes: Axes, found: Histogram) -> None:
