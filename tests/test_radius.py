@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import polycert as pc
+from polycert.judge import judge
 from polycert.radius import STRATEGIES
 
 TOLERANCE = 1e-3
@@ -104,3 +105,16 @@ def test_evaluations_on_a_released_checkpoint(shared: Path, name: str) -> None:
     assert mean["root"] <= 5.5
     apart = (found["root"].radius - found["bisection"].radius).abs() > 2e-4
     assert int(apart.sum()) <= 1
+
+
+@pytest.mark.parametrize("boxed", [True, False])
+@pytest.mark.parametrize("norm", [1, 1.5, 2, math.inf])
+def test_the_distance_beyond_the_ball_is_the_smallest_of_all(problem: Problem, norm: float, boxed: bool) -> None:
+    net, x, y = problem
+    sides = {"low": -0.5, "high": 1.5} if boxed else {}
+    for eps in (0.01, 0.1, 1.0):
+        env = pc.envelope(net, x, y, pc.Ball(norm, eps, **sides))
+        found = judge(env, beyond=True).distance
+        every = env.distances().amin(1)
+        torch.testing.assert_close(found.to(every.dtype), every)
+    assert torch.isfinite(judge(pc.envelope(net, x, y, pc.Ball(norm, 1e-3)), beyond=True).distance).all()

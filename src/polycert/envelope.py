@@ -47,6 +47,10 @@ class Envelope:
         """Lower bounds of the margins over the whole region, `[batch, classes - 1]`; ball and box taken jointly."""
         return self.region.extremes(Dense(self.slope), self.rounding, joint=True)[0] + self.offset
 
+    def values_at_x(self) -> Tensor:
+        """Lower bounds of the margins at the sample itself, up to rounding, `[batch, classes - 1]`."""
+        return rows_dot(self.slope.flatten(2), self.region.x.flatten(1)) + self.offset
+
     def distances(self, signed: bool = False) -> Tensor:
         """Distance from the sample to each half-space inside the box (Lemma 1, Algorithm 1), `[batch, classes - 1]`.
 

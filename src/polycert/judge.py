@@ -32,18 +32,17 @@ class Verdict(NamedTuple):
     unsettled: Tensor  # rounding alone stands between the sample and its certificate
 
 
-def judge(env: Envelope, *, every: bool = False) -> Verdict:
-    """Margins over the ball, then distances: of the rows that the ball does not settle, or of `every` row."""
+def judge(env: Envelope, *, beyond: bool = False) -> Verdict:
+    """Margins over the ball, then distances of the rows that the ball does not settle.
+
+    `beyond`: also where it settles all rows of a sample, the distance to the nearest of them.
+    """
     margins = env.margins()
     open_rows = ~((margins > 0) & torch.isfinite(margins))
     eps = env.region.eps
-    distance = torch.where(open_rows, torch.zeros_like(margins), torch.inf).double()
-    samples, rows = open_rows.nonzero(as_tuple=True)
-    if every:
-        distance = env.distances().double().nan_to_num(nan=0.0, posinf=torch.inf)
-    elif len(samples):
-        found = env.select(samples, rows).distances().squeeze(1).double()
-        distance = distance.index_put((samples, rows), found.nan_to_num(nan=0.0, posinf=torch.inf))
+    distance = _put_distances(torch.full_like(margins, torch.inf, dtype=torch.float64), env, open_rows)
+    if beyond:
+        distance = _nearest_beyond(distance, env, margins, ~open_rows.any(1, keepdim=True))
     nearest_distance, by_distance = distance.min(1)
     certified = nearest_distance > eps
     margin, by_margin = margins.min(1)
@@ -53,6 +52,29 @@ def judge(env: Envelope, *, every: bool = False) -> Verdict:
     nearest = env.classes.gather(1, row[:, None]).squeeze(1)
     radius = torch.minimum(nearest_distance, eps)
     return Verdict(radius, certified, margin.double(), nearest, nearest_distance, unsettled)
+
+
+def _put_distances(distance: Tensor, env: Envelope, wanted: Tensor) -> Tensor:
+    """Distances `[batch, classes - 1]` with those of the wanted rows put in."""
+    samples, rows = wanted.nonzero(as_tuple=True)
+    if len(samples) == 0:
+        return distance
+    found = env.select(samples, rows).distances().squeeze(1).double()
+    return distance.index_put((samples, rows), found.nan_to_num(nan=0.0, posinf=torch.inf))
+
+
+def _nearest_beyond(distance: Tensor, env: Envelope, margins: Tensor, settled: Tensor) -> Tensor:
+    """Distances with those put in, of the settled samples, that can be the smallest.
+
+    The least value of a form over a ball is convex in the radius: beyond eps it stays above the chord from 0 to eps,
+    and crosses 0 no earlier.
+    """
+    at_x = env.values_at_x()
+    fall = at_x - margins
+    reach = torch.where(fall > 0, env.region.eps[:, None] * at_x / fall, torch.inf)
+    first = torch.zeros_like(reach, dtype=torch.bool).scatter(1, reach.argmin(1, keepdim=True), True) & settled
+    distance = _put_distances(distance, env, first)
+    return _put_distances(distance, env, settled & ~first & (reach < distance.amin(1, keepdim=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +110,12 @@ class Judge:
         """Where a rigorous run starts: the network's own type, if its arithmetic is what the error model says."""
         return provable(self.net, self.graph) if self.rigorous else self.graph
 
-    def decide(self, region: Region, label: Tensor, *, every: bool = False) -> tuple[Verdict, Tensor]:
-        """The verdict of each sample, and whether it was decided in float64; `every`: see `judge`."""
+    def decide(self, region: Region, label: Tensor, *, beyond: bool = False) -> tuple[Verdict, Tensor]:
+        """The verdict of each sample, and whether it was decided in float64; `beyond`: see `judge`."""
         with torch.no_grad(), plain_products(self.graph.device):
             first = self._first
             own = region.to(first.dtype)
-            verdict = judge(self.envelope(first, own, label), every=every)
+            verdict = judge(self.envelope(first, own, label), beyond=beyond)
             in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
             if not self.rigorous or first.dtype == torch.float64:
                 return verdict, in_double
@@ -103,6 +125,6 @@ class Judge:
             if len(again) == 0:
                 return verdict, in_double
             double = self.envelope(self.double, region[again].to(torch.float64), label[again])
-            second = judge(double, every=every)
+            second = judge(double, beyond=beyond)
             merged = (a.index_put((again,), b) for a, b in zip(verdict, second, strict=True))
             return Verdict(*merged), in_double.index_fill(0, again, True)

@@ -245,7 +245,7 @@ def _search(
             break
         part = bracket.at(active)
         here = replace(region[active], eps=strategy.propose(part, tolerance))
-        verdict, _ = judge.decide(here, label[active], every=strategy.propose is _guess)
+        verdict, _ = judge.decide(here, label[active], beyond=strategy.propose is _guess)
         bracket = bracket.put(active, _narrowed(part, here.eps, verdict, strategy.partial))
     index = torch.arange(begin, begin + len(label), device=label.device)
     return Radii(index, label, prediction, bracket.low, bracket.high, bracket.tries)
