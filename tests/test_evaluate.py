@@ -22,6 +22,7 @@ from polycert.cli import app
 from polycert.cli import evaluate as command
 from polycert.evaluation import parts, strikes
 from polycert.evaluation.about import about_model
+from polycert.evaluation.course import command as command_for
 from polycert.evaluation.files import COLUMNS
 from polycert.evaluation.intervals import normal, wilson
 from polycert.evaluation.run import ALONE, run
@@ -29,7 +30,7 @@ from polycert.evaluation.settle import Exact
 from polycert.evaluation.task import Settings, make_task, usual_upper
 from polycert.models import ARCHITECTURES, build, fc1
 from polycert.processes import Processes
-from polycert.training.files import to_toml
+from polycert.training.files import read_recipe, to_toml
 from test_processes import RECIPE, twice
 
 EPS = 0.04
@@ -518,12 +519,25 @@ def test_a_run_says_what_it_was_trained_for(folder: Path) -> None:
     architecture = fc1((1, 28, 28), hidden=8)
     pc.save(build(architecture), made / "model.safetensors", architecture, (1, 28, 28))
     (made / "recipe.toml").write_text(to_toml({**RECIPE, "target": 0.02, "seed": 7}), encoding="utf-8")
+    rows = [{"epoch": k, "loss": 1 / k, "seconds": 90.0 * k, "seconds_cpu": 60.0 * k} for k in (1, 2)]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"epoch": 3, "lo')
     result = polycert("evaluate", made / "model.safetensors", "--limit", 6, "--out", made / "evaluation.json")
     assert result.exit_code == 0, result.output
     record = json.loads((made / "evaluation.json").read_text())
     facts = {"model": "mine", "dataset": "mnist-sample", "architecture": "fc1", "activation": "relu", "norm": "inf"}
     facts |= {"eps": 0.02, "method": "c-per+at", "seed": 7, "n": 6, "upper": 0.08}
     assert {name: record[name] for name in facts} == facts
+    training = record["training"]
+    assert training["command"] == "polycert train recipe.toml"
+    assert training["recipe"]["seed"] == 7
+    assert training["metrics"] == rows
+    assert (training["epochs"], training["minutes_wall"], training["minutes_cpu"]) == (2, 3.0, 2.0)
+
+
+def test_a_recipe_of_the_library_is_known_by_its_name() -> None:
+    assert command_for(read_recipe("mnist-fc1-linf-c-per")) == "polycert train mnist-fc1-linf-c-per"
+    assert command_for(read_recipe("mnist-cnn-l2-kw", ["seed=3"])) == "polycert train mnist-cnn-l2-kw --set seed=3"
+    assert command_for(read_recipe("mnist-cnn-l2-kw", ["epochs=3"])) == "polycert train recipe.toml"
 
 
 def test_an_index_marks_what_leaked(folder: Path, net: nn.Sequential) -> None:

@@ -222,7 +222,8 @@ def records(tmp_path: Path) -> Path:
         intervals={"CTE": [1.7456, 2.2954]},
         limits={"exact": 500},
     )
-    put(folder, "table1/quick", **FC1, method="c-per", n=10000, CTE=1.87)
+    course = {"command": "polycert train quick", "minutes_wall": 41.84, "metrics": [{"epoch": 1}, {"epoch": 2}]}
+    put(folder, "table1/quick", **FC1, method="c-per", n=10000, CTE=1.87, seed=3, training=course)
     put(folder, "table1/stranger", **{**FC1, "eps": 0.2}, method="c-per")
     put(
         folder,
@@ -286,6 +287,16 @@ def test_the_search_is_taken_from_the_main_table(records: Path) -> None:
     assert kw["T envelope"] == Cell("8.40", "-0.08")
     assert kw["envelope / bisection"] == Cell("0.7000", "-0.0066")
     assert kw["root / bisection"] == Cell("0.3750")
+
+
+def test_what_was_trained_here_says_how(records: Path) -> None:
+    table = TABLES["trained"](Store(records))
+    (line,) = table.lines
+    assert (line.method, line.source) == ("C-PER", "`polycert train quick`")
+    found = lines_of(table, "C-PER")[line.source]
+    shown = {"seed": "3", "epochs": "2", "minutes": "41.8", "CPU minutes": "", "CRE Lin": ""}
+    assert {name: found[name].value for name in shown} == shown
+    assert found["CTE"] == Cell("1.87", "+0.27")
 
 
 def test_other_recipes_are_shown_beside(records: Path) -> None:
@@ -450,7 +461,7 @@ def test_markdown_tables_are_even(records: Path, name: str) -> None:
     text = markdown(TABLES[name](Store(records)))
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    assert text.startswith(f"## Table {name.removeprefix('table')}: ")
+    assert text.startswith("## Trained here\n" if name == "trained" else f"## Table {name.removeprefix('table')}: ")
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

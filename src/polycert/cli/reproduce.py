@@ -9,7 +9,7 @@ from rich.console import Console
 from polycert.cli.guard import BadUsage, tell, usage
 from polycert.cli.options import ReproduceOptions
 from polycert.cli.slices import progress_bar
-from polycert.reproduce import measure, page
+from polycert.reproduce import TABLES, measure, page
 from polycert.reproduce.store import Store
 from polycert.reproduce.writers import markdown
 
@@ -37,7 +37,7 @@ def reproduce_command(options: ReproduceOptions) -> None:
 def _check_folders(options: ReproduceOptions) -> None:
     if not options.records.is_dir():
         raise BadUsage(f"--records: there is no folder {str(options.records)!r}")
-    if options.out is None and not options.name.startswith("table"):
+    if options.out is None and options.name not in TABLES:
         raise BadUsage(f"{options.name} needs --out DIR, a folder for the pictures")
     if options.out is not None and options.out.exists() and not options.out.is_dir():
         raise BadUsage(f"--out must be a folder, but {str(options.out)!r} is a file")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polycert.errors import PolycertError
+from polycert.evaluation.course import training_record
 from polycert.loading import ModelFile, load_module
 from polycert.models import ARCHITECTURES
 from polycert.training import read_recipe
@@ -16,9 +17,10 @@ RUN_FILES = ("model.safetensors", "recipe.toml")  # as `polycert train` leaves t
 
 
 def about_model(model: str) -> dict[str, Any]:
-    """Facts for the record: always `model`, and what is known of the rest, with `test_leak` where it is marked.
+    """Facts for the record: always `model`, and what is known of the rest.
 
-    An `.npz` has an entry in an index; a run has a recipe; polycert's own files carry their architecture.
+    An `.npz` has an entry in an index, with `test_leak` where it is marked; a run has a recipe and its course, in
+    `training`; polycert's own files carry their architecture.
     """
     path = Path(model)
     if path.suffix == ".npz":
@@ -26,7 +28,7 @@ def about_model(model: str) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         recipe = path.parent / RUN_FILES[1]
         if path.name == RUN_FILES[0] and recipe.is_file():
-            return {"model": path.resolve().parent.name, **_of_recipe(recipe)}
+            return {"model": path.resolve().parent.name, **_of_recipe(recipe), "training": training_record(path.parent)}
         return {"model": path.stem, **_of_architecture(load_module(path))}
     return {"model": path.stem if path.exists() else model}
 

@@ -186,7 +186,8 @@ def make_record(task: Task, about: Mapping[str, Any], whole: Part, exact: Exact 
     record |= parameter_record(task.network)
     seconds = {name: round(value, 2) for name, value in whole.seconds.items()}
     record["seconds"] = seconds | {"total": round(sum(whole.seconds.values()), 2)}
-    return record | {name: about[name] for name in ("command",) if name in about} | {"version": __version__}
+    last = {name: about[name] for name in ("command", "training") if name in about}
+    return record | last | {"version": __version__}
 
 
 def leaked(index: np.ndarray, leak: Mapping[str, Any]) -> np.ndarray:

@@ -41,7 +41,7 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper beside ours; `label` heads the first column."""
+    """A table of the paper beside ours, or one of ours alone; `label` heads the first column."""
 
     name: str
     title: str
@@ -52,9 +52,10 @@ class Table:
     label: str = "method"
 
     @property
-    def number(self) -> str:
-        """As in the paper."""
-        return self.name.removeprefix("table")
+    def heading(self) -> str:
+        """The title, with the number that it has in the paper."""
+        number = self.name.removeprefix("table")
+        return self.title if number == self.name else f"Table {number}: {self.title}"
 
     @property
     def sections(self) -> dict[str, list[Line]]:

@@ -48,6 +48,17 @@ class Figures(BaseModel):
     T_root: Real | None = None
 
 
+class Training(BaseModel):
+    """How a network was trained: the command and what it took; CPU time is that of the first process."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    command: str
+    metrics: list[dict[str, Any]] = []
+    minutes_wall: Real | None = None
+    minutes_cpu: Real | None = None
+
+
 class Record(Figures):
     """One evaluated network."""
 
@@ -58,6 +69,8 @@ class Record(Figures):
     norm: str
     eps: Real
     method: str
+    seed: int | None = None
+    training: Training | None = None
     intervals: dict[str, tuple[Real, Real]] = {}
     clean_half: Figures | None = None
     limits: dict[str, int] = {}

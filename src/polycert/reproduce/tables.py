@@ -1,4 +1,4 @@
-"""The paper's tables by name."""
+"""The paper's tables by name, and the one of what was trained here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from polycert.reproduce.layouts import LAYOUTS
 from polycert.reproduce.networks import network_table
 from polycert.reproduce.store import Store
 from polycert.reproduce.tangents import tangent_table
+from polycert.reproduce.trained import trained_table
 
 MAKERS: dict[str, Callable[[Store], Table]] = {
     **{name: partial(network_table, layout) for name, layout in LAYOUTS.items()},
@@ -19,4 +20,4 @@ MAKERS: dict[str, Callable[[Store], Table]] = {
     "table6": lambda _: tangent_table(),
     "table7": lambda _: hyperparameter_table(),
 }
-TABLES = {f"table{number}": MAKERS[f"table{number}"] for number in range(1, 11)}
+TABLES = {f"table{number}": MAKERS[f"table{number}"] for number in range(1, 11)} | {"trained": trained_table}

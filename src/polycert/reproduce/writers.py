@@ -33,7 +33,7 @@ _LATEX = {
 
 def markdown(table: Table) -> str:
     """Headings, one Markdown table for each section, notes, and the commands for what is missing."""
-    parts = [f"## Table {table.number}: {table.title}"]
+    parts = [f"## {table.heading}"]
     for section, lines in table.sections.items():
         if section:
             parts.append(f"### {section}")
@@ -62,7 +62,7 @@ def latex(table: Table) -> str:
             body.append(rf"\multicolumn{{{width}}}{{c}}{{\textbf{{{_latex(section)}}}}} \\")
         body += [_latex_row([method, line.source, *map(_shown, line.cells)]) for method, line in _once(lines)]
         body.append(r"\hline")
-    caption = " ".join([f"Table {table.number} of the paper: {table.title}.", *table.notes]).replace("*", "")
+    caption = " ".join([f"{table.heading}.", *table.notes]).replace("*", "")
     return "\n".join(
         [
             *(f"% missing: {item.command}" for item in table.missing),

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polycert import noise
 
-PADDING = 4
-
 
 def flip_and_crop(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
-    """Mirror half of the images `[batch, C, H, W]`, then shift each by up to 4 pixels with zeros moving in."""
-    height, width = x.shape[2:]
+    """Mirror half of the images `[batch, C, H, W]`, then shift each by up to 4 pixels."""
     mirror = noise.uniform(seed, epoch, "flip", index).to(x.device) < 0.5
-    x = torch.where(mirror.reshape(-1, 1, 1, 1), x.flip(3), x)
-    down, right = (_offset(seed, epoch, axis, index).to(x.device) for axis in ("down", "right"))
+    return _shifted(torch.where(mirror.reshape(-1, 1, 1, 1), x.flip(3), x), 4, seed, epoch, index)
+
+
+def shift(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
+    """Shift each image `[batch, C, H, W]` by up to one pixel."""
+    return _shifted(x, 1, seed, epoch, index)
+
+
+def _shifted(x: Tensor, most: int, seed: int, epoch: int, index: Tensor) -> Tensor:
+    """Images shifted down and to the right by -most to most pixels, all equally likely; zeros move in."""
+    height, width = x.shape[2:]
+    down, right = (
+        (noise.uniform(seed, epoch, axis, index) * (2 * most + 1)).long().to(x.device) for axis in ("down", "right")
+    )
     rows = down[:, None] + torch.arange(height, device=x.device)
     columns = right[:, None] + torch.arange(width, device=x.device)
-    padded = F.pad(x, (PADDING,) * 4)
+    padded = F.pad(x, (most,) * 4)
     at = torch.arange(len(x), device=x.device)[:, None, None]
     # Indices on both sides of a slice put the channels last.
     return padded[at, :, rows[:, :, None], columns[:, None, :]].movedim(3, 1).contiguous()
 
 
-def _offset(seed: int, epoch: int, axis: str, index: Tensor) -> Tensor:
-    """0 to 8, equally likely."""
-    return (noise.uniform(seed, epoch, axis, index) * (2 * PADDING + 1)).long()
+AUGMENTATIONS: dict[str, Callable[[Tensor, int, int, Tensor], Tensor]] = {
+    "none": lambda x, seed, epoch, index: x,
+    "flip-crop": flip_and_crop,
+    "shift": shift,
+}

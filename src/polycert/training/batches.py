@@ -13,7 +13,7 @@ from torch import Tensor
 from polycert import data, noise
 from polycert.errors import PolycertError
 from polycert.losses import KeyedDraws
-from polycert.training.augmentation import flip_and_crop
+from polycert.training.augmentation import AUGMENTATIONS
 from polycert.training.recipe import Recipe
 
 
@@ -55,9 +55,7 @@ class Samples:
         order = self.training[noise.bits(recipe.seed, epoch, "order", self.training).argsort()]
         for whole in order[: self.steps(recipe) * recipe.batch].split(recipe.batch):
             index = whole[rank::processes]
-            x = self.x[index]
-            if recipe.augment == "flip-crop":
-                x = flip_and_crop(x, recipe.seed, epoch, index)
+            x = AUGMENTATIONS[recipe.augment](self.x[index], recipe.seed, epoch, index)
             yield Batch(x, self.y[index], KeyedDraws(recipe.seed, epoch, index, whole, processes))
 
 

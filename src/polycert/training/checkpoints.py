@@ -24,7 +24,7 @@ from torch import Tensor
 from polycert.errors import PolycertError
 from polycert.records import whole_file
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Checkpoint(NamedTuple):
@@ -82,13 +82,16 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise PolycertError(f"the checkpoint in {str(self.path)!r} cannot be read: {error}") from None
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines so far, without one cut short by a kill."""
+        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []
+        return [json.loads(line) for line in lines if _epoch_of(line) is not None]
+
     def cut_metrics(self, epochs: int) -> None:
         """Forget lines of epochs that will be run again."""
-        if not self.metrics.is_file():
-            return
-        lines = self.metrics.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if (found := _epoch_of(line)) is not None and found <= epochs]
-        self.write_text(self.metrics, "".join(f"{line}\n" for line in kept))
+        if self.metrics.is_file():
+            kept = [row for row in self.read_metrics() if row["epoch"] <= epochs]
+            self.write_text(self.metrics, "".join(f"{json.dumps(row)}\n" for row in kept))
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """One line more."""

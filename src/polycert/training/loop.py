@@ -74,6 +74,7 @@ class Run:
     evaluation_batch: int
     best: float = float("inf")
     seconds: float = 0.0
+    seconds_cpu: float = 0.0  # of this process
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,7 +111,7 @@ class Run:
 
     def epoch(self, epoch: int, report: Report) -> dict[str, Any]:
         """All steps of an epoch, then validation."""
-        steps, clock = self.samples.steps(self.recipe), time.perf_counter()
+        steps, clock, work = self.samples.steps(self.recipe), time.perf_counter(), time.process_time()
         total = torch.zeros((), dtype=torch.float64)
         batches = self.samples.epoch(self.recipe, epoch, self.processes.rank, self.processes.count)
         for k, batch in enumerate(batches):
@@ -128,7 +129,9 @@ class Run:
         row |= {"eps": self.recipe.eps.at(last), "lr": self.recipe.learning_rate(last)}
         row |= self.validate() if self.processes.first else {}
         self.seconds += time.perf_counter() - clock
-        return row | {"seconds": round(self.seconds, 3), "seconds_training": round(trained, 3)}
+        self.seconds_cpu += time.process_time() - work
+        row |= {"seconds": round(self.seconds, 3), "seconds_cpu": round(self.seconds_cpu, 3)}
+        return row | {"seconds_training": round(trained, 3)}
 
     def _not_finite(self, epoch: int, step: int) -> str:
         kept = (

@@ -52,7 +52,7 @@ class Recipe(BaseModel):
         lr: learning rate of Adam over time; lr_warm_up: epochs of a linear start.
         clip: largest norm of the whole gradient; weight_decay: of Adam.
         average: decay of an exponential average of the weights, from epoch `average_from` on; it is what is saved.
-        augment: "flip-crop" for random flips and shifts by up to 4 pixels.
+        augment: "flip-crop" for random flips and shifts by up to 4 pixels, "shift" for shifts by up to 1.
         select: save the last epoch's model, or the one with the best certified error in validation since eps
             reached the target.
         l1, stability: weights of terms added to the loss.
@@ -83,7 +83,7 @@ class Recipe(BaseModel):
     clip: Annotated[float, Field(gt=0)] | None = None
     average: Annotated[float, Field(gt=0, lt=1)] | None = None
     average_from: Share = 0.0
-    augment: Literal["none", "flip-crop"] = "none"
+    augment: Literal["none", "flip-crop", "shift"] = "none"
     select: Literal["last", "best"] = "last"
     l1: Share = 0.0
     stability: Share = 0.0

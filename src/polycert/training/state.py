@@ -24,6 +24,7 @@ def snapshot(run: Run) -> Checkpoint:
     facts = {
         "best": None if run.best == float("inf") else run.best,
         "seconds": run.seconds,
+        "seconds_cpu": run.seconds_cpu,
         "recipe": run.recipe.plain(),
         "evaluation_batch": run.evaluation_batch,
         **_surroundings(run),
@@ -44,7 +45,9 @@ def restore(run: Run, checkpoint: Checkpoint) -> list[str]:
         moments.setdefault(int(position), {})[name] = value
     run.optimiser.load_state_dict({**run.optimiser.state_dict(), "state": moments})
     run.best = float("inf") if facts["best"] is None else facts["best"]
-    run.seconds, run.evaluation_batch = facts["seconds"], facts["evaluation_batch"]
+    run.seconds, run.seconds_cpu, run.evaluation_batch = (
+        facts[key] for key in ("seconds", "seconds_cpu", "evaluation_batch")
+    )
     return [
         f"resumed with {key} {value} instead of {facts[key]}: the last bits may differ"
         for key, value in _surroundings(run).items()

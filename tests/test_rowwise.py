@@ -1,0 +1,40 @@
+"""Products that leave zeros out are the products themselves, and so are their gradients."""
+
+import pytest
+import torch
+
+from polycert.rules.rowwise import RowProduct, live_columns, live_rows
+
+
+@pytest.mark.parametrize("dead_rows", [0, 9, 12])
+@pytest.mark.parametrize("dead_columns", [0, 4, 7])
+def test_a_product_without_its_zeros(dead_rows: int, dead_columns: int) -> None:
+    generator = torch.Generator().manual_seed(dead_rows + 20 * dead_columns)
+    rows = torch.randn(12, 7, generator=generator, dtype=torch.float64)
+    rows[:, torch.randperm(7, generator=generator)[:dead_columns]] = 0
+    weight = torch.randn(7, 5, generator=generator, dtype=torch.float64)
+    outer = torch.randn(12, 5, generator=generator, dtype=torch.float64)
+    outer[torch.randperm(12, generator=generator)[:dead_rows]] = 0
+    rows.requires_grad_(), weight.requires_grad_()
+
+    found = RowProduct.apply(rows, weight)  # type: ignore[no-untyped-call]
+    plain = rows @ weight
+    torch.testing.assert_close(found, plain)
+    for mine, theirs in zip(
+        torch.autograd.grad((found * outer).sum(), (rows, weight)),
+        torch.autograd.grad((plain * outer).sum(), (rows, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_what_is_left_out_is_all_zero() -> None:
+    values = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, torch.nan, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    columns, rows = live_columns(values), live_rows(values)
+    assert columns is not None
+    assert columns.tolist() == [1, 2]
+    assert rows is not None
+    assert rows.tolist() == [0, 1]
+    assert live_rows(torch.ones(3, 4)) is None
+    assert live_columns(torch.ones(3, 4)) is None
+    assert live_columns(torch.ones(0, 4)) is None
