@@ -488,7 +488,7 @@ def test_regenerating_changes_nothing(drawn: Path) -> None:
 def test_docs_are_what_the_records_give(drawn: Path) -> None:
     """`polycert reproduce all --out docs` after a change of records; pictures depend on the fonts' version."""
     texts = [name for name in contents(drawn) if name.endswith((".md", ".tex", ".csv"))]
-    assert len(texts) == 21
+    assert len(texts) == 23
     for name in texts:
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == (drawn / name).read_text(encoding="utf-8"), name
     images = {name for name in contents(drawn) if name.startswith("images/")}
@@ -690,4 +690,4 @@ def test_adding_by_command(run: Path, tmp_path: Path) -> None:
 
 def test_names_are_complete() -> None:
     tables, figures = [f"table{k}" for k in range(1, 11)], [f"figure{k}" for k in range(1, 10)]
-    assert list(page.NAMES) == [*tables, *figures, "all"]
+    assert list(page.NAMES) == [*tables, "trained", *figures, "all"]

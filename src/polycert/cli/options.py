@@ -352,7 +352,7 @@ class ReproduceOptions(Voice):
 
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="table1 to table10, figure1 to figure9, trained, or all.", show_default=False),
+        typer.Argument(metavar="NAME", help="table1 to table10, trained, figure1 to figure9, all.", show_default=False),
     ]
     records: Annotated[Path, about_question(metavar="DIR", help="Where the records are.")] = Path("results")
     out: Annotated[
