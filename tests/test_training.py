@@ -382,6 +382,24 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path: Path
     pc.load(tmp_path / "run" / "model.safetensors")
 
 
+def test_an_epoch_that_ends_in_weights_that_are_not_finite_is_not_kept(tmp_path: Path) -> None:
+    run = prepare(make_recipe(changed(epochs=1, clip=None)), tmp_path / "run")
+    steps, done, step = run.samples.steps(run.recipe), 0, run.optimiser.step
+
+    def spoil() -> None:
+        nonlocal done
+        step()
+        done += 1
+        if done == steps:
+            next(run.module.parameters()).data.view(-1)[0] = torch.nan
+
+    run.optimiser.step = spoil  # type: ignore[method-assign,assignment]
+    with pytest.raises(pc.PolycertError, match="not finite in epoch 1"):
+        train(run)
+    assert not run.folder.started
+    assert not run.folder.model.exists()
+
+
 def test_the_best_epoch_is_kept_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = iter([10.0, 50.0, 30.0, 40.0])
     monkeypatch.setattr(Run, "validate", lambda self: {"validation_CTE": 1.0, "validation_CRE": next(figures)})

@@ -88,15 +88,21 @@ class Run:
         self.optimiser.zero_grad(set_to_none=True)
         value: Tensor = self.objective(self.recipe.loss(now), batch.x, batch.y, self.recipe.ball(now), batch.draws)
         value.backward()
-        norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
-        found = self.processes.mean(torch.stack([value.detach(), norm]))
-        if not bool(torch.isfinite(found).all()):
+        found = self.processes.mean(value.detach())
+        if not bool(torch.isfinite(found)):
             raise FloatingPointError
-        if self.recipe.clip is not None and float(norm) > self.recipe.clip:
-            nn.utils.clip_grads_with_norm_(self.module.parameters(), self.recipe.clip, norm)
+        if self.recipe.clip is not None:
+            self._clip(self.recipe.clip)
         self.optimiser.step()
         self._average(now)
-        return found[0]
+        return found
+
+    def _clip(self, most: float) -> None:
+        norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
+        if not bool(torch.isfinite(norm)):
+            raise FloatingPointError
+        if float(norm) > most:
+            nn.utils.clip_grads_with_norm_(self.module.parameters(), most, norm)
 
     def _average(self, now: float) -> None:
         """Let the average follow; until the step before it counts, it need not."""
@@ -121,6 +127,8 @@ class Run:
                 raise PolycertError(self._not_finite(epoch, k)) from None
             total += loss.double().cpu()
             report(Moment(epoch * steps + k + 1, self.recipe.epochs * steps, epoch, float(loss)))
+        if not all(bool(torch.isfinite(p).all()) for p in self.module.parameters()):  # no later step shows it
+            raise PolycertError(self._not_finite(epoch, steps - 1))
         trained = time.perf_counter() - clock
         last = epoch + (steps - 1) / steps
         if last < self.recipe.average_from:
