@@ -134,7 +134,8 @@ the paper's figure, or (*) the figure that the checkpoint is known to give where
 
 `lost`: samples certified by the fast run and not by the rigorous one, of the first so many. `float64`: samples that the
 rigorous run decided in float64. Seconds: the fast, the rigorous and the IBP run together, on one thread.
-Made by `python tests/golden.py --table docs/golden.md` (with `--rigour 2000` for the networks on CIFAR-10).
+Made by `python tests/golden.py --table docs/golden.md` (with `--rigour 2000` for the networks on CIFAR-10). The same
+rows are tests, half an hour of one core: `pytest -m slow tests/test_golden.py`.
 """
 
 
