@@ -23,10 +23,12 @@ from typer.testing import CliRunner
 
 import polycert as pc
 from polycert.cli import app
+from polycert.models import build, fc1
 from polycert.training import Run, library, make_recipe, prepare, read_recipe, train
 from polycert.training.augmentation import flip_and_crop
 from polycert.training.batches import Samples, split
 from polycert.training.files import to_toml, with_overrides
+from polycert.training.validation import validate
 
 SMALL: dict[str, Any] = {
     "dataset": "mnist-sample",
@@ -238,6 +240,20 @@ def test_the_order_of_an_epoch_and_a_process_s_share() -> None:
         together = torch.cat([shares[rank][k] for rank in range(3)])
         assert sorted(together.tolist()) == sorted(batch.draws.index.tolist())
         assert torch.equal(batch.y, samples.y[batch.draws.index])
+
+
+def test_validation_counts_what_certify_does_not_prove() -> None:
+    digits = pc.data.load("mnist-sample", "train")
+    x, y, ball = digits.x[:60], digits.y[:60], pc.Ball(eps=0.005, low=0.0, high=1.0)
+    torch.manual_seed(0)
+    net = pc.capture(build(fc1((1, 28, 28), hidden=16)), (1, 28, 28))
+    certs = pc.certify(net, x[:40], None, ball, rigorous=False)
+    label = torch.where(torch.arange(60) % 3 == 0, y, net(x).argmax(1))  # some right, some wrong
+    expected = pc.certify(net, x[:40], label[:40], ball, rigorous=False)
+    found = validate(net, x, label, ball, 40, batch_size=7)
+    assert found["validation_CRE"] == pytest.approx(100 * float((~expected.certified).double().mean()))
+    assert found["validation_CTE"] == pytest.approx(100 * float((net(x).argmax(1) != label).double().mean()))
+    assert 0 < int(certs.certified.sum()) < 40
 
 
 def test_validation_samples_are_held_out_whatever_the_seed() -> None:

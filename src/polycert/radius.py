@@ -7,7 +7,7 @@ was certified counts: the result is always the lower end of the bracket, itself 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -132,7 +132,6 @@ def _guess(bracket: Bracket, tolerance: float) -> Tensor:
     for guess in (_power_law(bracket), _parabola(bracket), _secant(bracket, tolerance)):
         found = torch.where((guess > low) & (guess < high), guess, found)
     found = torch.where((bracket.run != 0) & (bracket.run % 4 == 0), _middle(bracket, tolerance), found)
-    found = torch.where(bracket.tries == 0, _middle(bracket, tolerance), found)
     return torch.maximum(torch.minimum(found, high - step), low + step)
 
 
@@ -209,46 +208,91 @@ def largest_radius(
     if not (math.isfinite(upper) and upper > 0) or not 0 < tolerance < upper:
         raise PolycertError(f"need 0 < tolerance < upper, got tolerance {tolerance} and upper {upper}")
     network, inputs = as_inputs(net, x)
-    ball = Ball(norm, upper, low, high, minimum=minimum)
-    region = ball.at(inputs)
     judge = Judge(network, method, relaxation, rigorous)
     batch = batch_size or batch_size_for(judge.graph, get_method(method).numbers(judge.graph), memory, threads)
-    labels = None if y is None else torch.as_tensor(y)
-
-    def search(part: slice) -> Radii:
-        given = None if labels is None else labels[part]
-        return _search(judge, region[part], given, part.start, upper, tolerance, STRATEGIES[strategy])
-
-    with plain_products(judge.graph.device):
-        parts = over_batches(search, len(inputs), batch, threads, progress)
-    return Radii(*(torch.cat([getattr(p, name) for p in parts]) for name in Radii.__dataclass_fields__))
+    search = Search(judge, Ball(norm, upper, low, high, minimum=minimum).at(inputs), upper, tolerance)
+    return search.run(None if y is None else torch.as_tensor(y), [strategy], batch, threads, progress)[0]
 
 
-def _search(
-    judge: Judge,
-    region: Region,
-    y: Array | None,
-    begin: int,
-    upper: float,
-    tolerance: float,
-    strategy: Strategy,
-) -> Radii:
-    with torch.no_grad():
-        outputs = judge.graph.forward(region.x.to(judge.graph.dtype))
-    check_finite(judge.graph, outputs)
-    prediction = outputs.argmax(1)
-    label = as_labels(y, prediction, classes_of(judge.graph))
-    bracket = _first(outputs.double(), label, upper)
-    while True:
-        active = ((bracket.high - bracket.low > tolerance) & (bracket.tries < MAX_EVALUATIONS)).nonzero().squeeze(1)
+@dataclass(frozen=True, eq=False)
+class Search:
+    """Samples, and the interval [0, upper] in which their largest certified radii are sought."""
+
+    judge: Judge
+    region: Region
+    upper: float
+    tolerance: float
+
+    def run(
+        self, y: Tensor | None, strategies: Sequence[str], batch: int, threads: int, progress: Progress | None = None
+    ) -> list[Radii]:
+        """What each strategy finds, and at what cost."""
+        chosen = [STRATEGIES[name] for name in strategies]
+        with plain_products(self.judge.graph.device):
+            parts = over_batches(
+                lambda here: self._batch(here, None if y is None else y[here], chosen),
+                len(self.region.x),
+                batch,
+                threads,
+                progress,
+            )
+        return [_joined(found) for found in zip(*parts, strict=True)]
+
+    def _batch(self, here: slice, y: Tensor | None, strategies: list[Strategy]) -> list[Radii]:
+        region, graph = self.region[here], self.judge.graph
+        with torch.no_grad():
+            outputs = graph.forward(region.x.to(graph.dtype))
+        check_finite(graph, outputs)
+        prediction = outputs.argmax(1)
+        label = as_labels(y, prediction, classes_of(graph))
+        bracket = _first(outputs.double(), label, self.upper)
+        # All strategies halve first: that evaluation is shared, and counted for each.
+        beyond = any(strategy.propose is _guess for strategy in strategies)
+        tried = self._tried(region, label, bracket, _middle, beyond=beyond)
+        found = []
+        for strategy in strategies:
+            end = self._closed(region, label, _moved(bracket, tried, strategy.partial), strategy)
+            index = torch.arange(here.start, here.start + len(label), device=label.device)
+            found.append(Radii(index, label, prediction, end.low, end.high, end.tries))
+        return found
+
+    def _closed(self, region: Region, label: Tensor, bracket: Bracket, strategy: Strategy) -> Bracket:
+        """Evaluate until every bracket is as narrow as the tolerance."""
+        while True:
+            tried = self._tried(region, label, bracket, strategy.propose, beyond=strategy.propose is _guess)
+            if tried is None:
+                return bracket
+            bracket = _moved(bracket, tried, strategy.partial)
+
+    def _tried(
+        self, region: Region, label: Tensor, bracket: Bracket, propose: Proposal, *, beyond: bool
+    ) -> Tried | None:
+        """One evaluation of every sample whose bracket is too wide; None if there is none."""
+        wide = (bracket.high - bracket.low > self.tolerance) & (bracket.tries < MAX_EVALUATIONS)
+        active = wide.nonzero().squeeze(1)
         if len(active) == 0:
-            break
-        part = bracket.at(active)
-        here = replace(region[active], eps=strategy.propose(part, tolerance))
-        verdict, _ = judge.decide(here, label[active], beyond=strategy.propose is _guess)
-        bracket = bracket.put(active, _narrowed(part, here.eps, verdict, strategy.partial))
-    index = torch.arange(begin, begin + len(label), device=label.device)
-    return Radii(index, label, prediction, bracket.low, bracket.high, bracket.tries)
+            return None
+        here = replace(region[active], eps=propose(bracket.at(active), self.tolerance))
+        verdict, _ = self.judge.decide(here, label[active], beyond=beyond)
+        return Tried(active, here.eps, verdict)
+
+
+class Tried(NamedTuple):
+    """The verdict on some samples, each at its own eps."""
+
+    samples: Tensor
+    eps: Tensor
+    verdict: Verdict
+
+
+def _moved(bracket: Bracket, tried: Tried | None, partial: bool) -> Bracket:
+    if tried is None:
+        return bracket
+    return bracket.put(tried.samples, _narrowed(bracket.at(tried.samples), tried.eps, tried.verdict, partial))
+
+
+def _joined(parts: Sequence[Radii]) -> Radii:
+    return Radii(*(torch.cat([getattr(part, name) for part in parts]) for name in Radii.__dataclass_fields__))
 
 
 def _first(outputs: Tensor, label: Tensor, upper: float) -> Bracket:

@@ -10,7 +10,8 @@ from torch import Tensor
 from polycert.certify import certify
 from polycert.evaluation.bounds import Columns
 from polycert.evaluation.task import Stage, Task
-from polycert.radius import Radii, largest_radius
+from polycert.judge import Judge
+from polycert.radius import Radii, Search
 
 STRATEGIES = ("bisection", "envelope", "root")
 
@@ -27,7 +28,7 @@ def search(task: Task, radius: Tensor, stage: Stage) -> Columns:
     if len(chosen) == 0:
         return found
     x, y = task.x[chosen], task.y[chosen]
-    root, envelope = (_searched(task, x, y, strategy, stage) for strategy in ("root", "envelope"))
+    root, envelope = _searched(task, x, y, stage)
     sure = certify(
         task.network,
         x,
@@ -55,20 +56,16 @@ def bisections(upper: float, tolerance: float) -> int:
     return max(math.ceil(math.log2(upper / tolerance)), 0)
 
 
-def _searched(task: Task, x: Tensor, y: Tensor, strategy: str, stage: Stage) -> Radii:
-    return largest_radius(
-        task.network,
-        x,
+def _searched(task: Task, x: Tensor, y: Tensor, stage: Stage) -> list[Radii]:
+    """By `root` and by `envelope`."""
+    ball, settings = task.ball.with_eps(task.settings.upper), task.settings
+    search = Search(
+        Judge(task.network, "crown", "parallel", rigorous=False), ball.at(x), settings.upper, settings.tolerance
+    )
+    return search.run(
         y,
-        norm=task.ball.norm,
-        upper=task.settings.upper,
-        low=task.ball.low,
-        high=task.ball.high,
-        tolerance=task.settings.tolerance,
-        strategy=strategy,
-        minimum=task.ball.minimum,
-        rigorous=False,
-        batch_size=task.batch,
-        threads=task.threads,
-        progress=lambda done, total: stage(f"searching by {strategy}", done, total),
+        ["root", "envelope"],
+        task.batch,
+        task.threads,
+        lambda done, total: stage("searching the largest radii", done, total),
     )

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
 from polycert.exact.dual import ON, Multipliers, multipliers
@@ -75,6 +74,8 @@ def _affine(problem: Reduced, split: Tensor) -> tuple[Maps, Maps]:
 
 def _solve(problem: Reduced, upper: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray, float, np.ndarray] | None:
     """`min t` with `upper x - t <= limit` over the region: x, t and the rows' multipliers."""
+    from scipy.optimize import linprog  # here, as only those who come this far should wait for it
+
     region = problem.region
     count, inputs = upper.shape
     ends = [end.flatten().numpy() for end in region.box]

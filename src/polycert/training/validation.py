@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polycert.certify import certify
+from polycert.certify import envelope
 from polycert.graph import Network
 from polycert.sets import Ball
 
@@ -21,7 +21,13 @@ def validate(net: Network, x: Tensor, y: Tensor, ball: Ball, certified: int, bat
         predicted = torch.cat([graph.forward(part).argmax(1) for part in x.split(BATCH)])
     found = {"validation_CTE": 100 * float((predicted != y).double().mean())}
     if certified:
-        few = slice(certified)
-        certs = certify(net, x[few], y[few], ball, rigorous=False, batch_size=batch_size)
-        found["validation_CRE"] = certs.summary()["CRE"]
+        few = zip(x[:certified].split(batch_size), y[:certified].split(batch_size), strict=True)
+        proved = torch.cat([_proved(net, *part, ball) for part in few])
+        found["validation_CRE"] = 100 * float((~proved).double().mean())
     return found
+
+
+@torch.no_grad()
+def _proved(net: Network, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
+    """Whether `crown` proves the whole ball; distances, which cost as much again, are not needed for that."""
+    return (envelope(net, x, y, ball).margins() > 0).all(1)
