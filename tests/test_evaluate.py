@@ -327,6 +327,16 @@ def test_limits(net: nn.Sequential, samples: tuple[Tensor, Tensor]) -> None:
     assert found.record["CRE_exact"] == pytest.approx(list(first.interval()))
 
 
+def test_fast_bounds_decide_nothing_exactly(net: nn.Sequential, samples: tuple[Tensor, Tensor]) -> None:
+    record = pc.evaluate(net, *samples, BALLS["inf"], rigorous=False, exact=1e-9).record
+    assert record["CRE_CROWN"] < 100  # bounds without rounding prove some
+    assert record["CRE_exact"][1] == 100  # and none of those counts, as no time is left for a proof
+    whole = pc.evaluate(net, *samples, BALLS["inf"], rigorous=False, exact=math.inf).record
+    assert whole["CRE_exact"] == pytest.approx(
+        pc.evaluate(net, *samples, BALLS["inf"], exact=math.inf).record["CRE_exact"]
+    )
+
+
 def test_no_time_leaves_an_interval(net: nn.Sequential, samples: tuple[Tensor, Tensor]) -> None:
     """Attacks alone still falsify: what they found is replayed, whatever time is left."""
     record = pc.evaluate(net, *samples, BALLS["inf"], exact=1e-9).record
