@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import os
@@ -22,8 +23,12 @@ from typer.testing import CliRunner
 
 import polycert as pc
 from polycert.cli import app
+from polycert.exact import cascade
 from polycert.exact import verify as public_verify
 from polycert.exact import workers as workers_module
+from polycert.exact.budget import Budget
+from polycert.exact.outcome import Decision
+from polycert.exact.question import Question
 from polycert.models import fc1
 
 ARCHITECTURE = fc1((1, 3, 4), classes=4, hidden=14)
@@ -124,6 +129,27 @@ def test_time_is_limited(net: pc.Network, x: Tensor) -> None:
     verdicts = pc.verify(net, x, None, BALL, total=1e-9)
     assert set(verdicts.status) == {"unknown"}
     assert set(verdicts.stage) == {"total time"}
+
+
+def test_the_total_time_ends_in_the_middle_of_a_batch(
+    net: pc.Network, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each search is as long as it may be; one batch holds all samples."""
+    given: list[float] = []
+
+    def slow(batch: cascade.Batch, k: int, most: float) -> Decision:
+        given.append(most)
+        time.sleep(0.2)
+        return Decision("unknown", "branch")
+
+    monkeypatch.setattr(cascade, "STAGES", ())
+    monkeypatch.setattr(cascade, "_search", slow)
+    verdicts = pc.verify(net, x[:8], None, BALL, total=0.5, batch_size=8)
+    assert 1 <= len(given) <= 3
+    assert given[0] <= 0.5
+    assert all(later < first for first, later in itertools.pairwise(given))
+    assert verdicts.stage.count("branch") == len(given)
+    assert verdicts.stage.count("total time") == 8 - len(given)
     assert verdicts.interval() == (0.0, 100.0)
     with pytest.raises(pc.PolycertError, match="above 0"):
         pc.verify(net, x, None, BALL, timeout=0)
@@ -150,9 +176,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     counts: list[int] = []
     real = workers_module.cascade
 
-    def counting(question: object) -> object:
-        counts.append(len(question))  # type: ignore[arg-type]
-        return real(question)  # type: ignore[arg-type]
+    def counting(question: Question, total: Budget) -> object:
+        counts.append(len(question))
+        return real(question, total)
 
     monkeypatch.setattr(workers_module, "cascade", counting)
     return counts

@@ -15,13 +15,14 @@ from polycert.envelope import margin_rows
 from polycert.exact.budget import Budget
 from polycert.exact.decide import settle
 from polycert.exact.hidden import Intervals, relax, tighter
-from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, Decision, Result
+from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, Decision, Result
 from polycert.exact.question import Question
 from polycert.exact.specification import Specification
 from polycert.exact.witness import Replay
 from polycert.rules import Interval
 
 Settled = Iterator[tuple[int, Decision]]
+OUT_OF_TIME = Decision(UNKNOWN, "total time")
 
 
 @dataclass(eq=False)
@@ -134,14 +135,17 @@ STAGES: tuple[Stage, ...] = (
 )
 
 
-def cascade(question: Question) -> Settled:
-    """Decide every sample of a question, as soon as possible: pairs of position and decision."""
+def cascade(question: Question, total: Budget) -> Settled:
+    """Decide every sample of a question, as soon as possible: pairs of position and decision.
+
+    `total` is for all of them: no search begins after it, and none takes longer than what is left of it.
+    """
     batch = Batch.of(question)
     for stage in STAGES:
         if len(batch.open):
             yield from _settle(batch, stage)
     for k in range(len(batch.open)):
-        yield int(batch.open[k]), _search(batch, k)
+        yield int(batch.open[k]), OUT_OF_TIME if total.over else _search(batch, k, total.left)
 
 
 def _settle(batch: Batch, stage: Stage) -> Settled:
@@ -165,11 +169,11 @@ def _settle(batch: Batch, stage: Stage) -> Settled:
     batch.drop(settled)
 
 
-def _search(batch: Batch, k: int) -> Decision:
+def _search(batch: Batch, k: int, most: float) -> Decision:
     """One sample by slopes, branch and bound and what comes after."""
     asked = batch.question.settings
     replay, spec = batch.replay(k)
     here = {index: Interval(v.lower[k : k + 1], v.upper[k : k + 1]) for index, v in batch.intervals.items()}
-    budget = Budget(asked.timeout, asked.memory)
+    budget = Budget(min(asked.timeout, most), asked.memory)
     found = settle(replay, here, spec.keep(batch.margins[k] <= 0), budget, asked.solver)
     return replace(found, evaluations=found.evaluations + batch.evaluations, seconds=found.seconds + batch.seconds)

@@ -8,7 +8,6 @@ import queue
 import signal
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
@@ -17,23 +16,26 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.exact.budget import Budget
-from polycert.exact.cascade import cascade
-from polycert.exact.outcome import UNKNOWN, Decision
+from polycert.exact.cascade import OUT_OF_TIME, cascade
+from polycert.exact.outcome import Decision
 from polycert.exact.question import Question
 
 Answers = Iterator[tuple[int, Decision]]
 WAIT_SECONDS = 0.5
+PARTS = 8  # for each process
 
 
 def answers(question: Question, positions: Tensor, *, batch: int, workers: int, seconds: float) -> Answers:
     """Decide some samples, in any order: pairs of position and decision.
 
     Args:
-        batch: samples that go through the cheap stages together.
+        batch: samples that go through the cheap stages together, at most.
         workers: processes; 1 is this one.
         seconds: for all samples together; what is not begun by then is `unknown`.
     """
-    parts = list(positions.split(batch))
+    # Samples differ in what they cost by orders of magnitude: several parts for each process.
+    share = batch if workers <= 1 else -(-len(positions) // (PARTS * workers))
+    parts = list(positions.split(max(min(batch, share), 1)))
     budget = Budget(seconds)
     if workers <= 1 or len(parts) <= 1:
         yield from _here(question, parts, budget)
@@ -47,19 +49,13 @@ def _here(question: Question, parts: Sequence[Tensor], budget: Budget) -> Answer
         if budget.over:
             yield from _out_of_time(part)
             continue
-        for position, decision in cascade(_hurried(question.part(part), budget)):
+        for position, decision in cascade(question.part(part), budget):
             yield int(part[position]), decision
-
-
-def _hurried(question: Question, budget: Budget) -> Question:
-    """No sample may take longer than what is left for all."""
-    timeout = min(question.settings.timeout, budget.left)
-    return replace(question, settings=replace(question.settings, timeout=timeout))
 
 
 def _out_of_time(part: Tensor) -> Answers:
     for position in part.tolist():
-        yield position, Decision(UNKNOWN, "total time")
+        yield position, OUT_OF_TIME
 
 
 class Crew:
