@@ -159,14 +159,15 @@ def _power_law(bracket: Bracket) -> Tensor:
 
 
 class Strategy(NamedTuple):
-    """How the next eps is chosen, and whether partial radii count."""
+    """How the next eps is chosen, whether partial radii count, and whether distances beyond the ball are of use."""
 
     propose: Proposal
     partial: bool
+    beyond: bool = False
 
 
 STRATEGIES: dict[str, Strategy] = {
-    "root": Strategy(_guess, partial=True),
+    "root": Strategy(_guess, partial=True, beyond=True),
     "envelope": Strategy(_middle, partial=True),
     "bisection": Strategy(_middle, partial=False),
 }
@@ -247,7 +248,7 @@ class Search:
         label = as_labels(y, prediction, classes_of(graph))
         bracket = _first(outputs.double(), label, self.upper)
         # All strategies halve first: that evaluation is shared, and counted for each.
-        beyond = any(strategy.propose is _guess for strategy in strategies)
+        beyond = any(strategy.beyond for strategy in strategies)
         tried = self._tried(region, label, bracket, _middle, beyond=beyond)
         found = []
         for strategy in strategies:
@@ -259,7 +260,7 @@ class Search:
     def _closed(self, region: Region, label: Tensor, bracket: Bracket, strategy: Strategy) -> Bracket:
         """Evaluate until every bracket is as narrow as the tolerance."""
         while True:
-            tried = self._tried(region, label, bracket, strategy.propose, beyond=strategy.propose is _guess)
+            tried = self._tried(region, label, bracket, strategy.propose, beyond=strategy.beyond)
             if tried is None:
                 return bracket
             bracket = _moved(bracket, tried, strategy.partial)
