@@ -419,13 +419,13 @@ def test_the_regulariser_sees_the_subsample_only() -> None:
 
 def test_extras_add_their_terms() -> None:
     (module, net), (x, y), ball = network("relu"), batch(), box_ball()
-    weights = sum(float(layer.weight.abs().sum()) for layer in module if isinstance(layer, nn.Linear))
+    weights = sum(layer.weight.abs().sum().item() for layer in module if isinstance(layer, nn.Linear))
     assert L1(0.5)(net, x, y, ball).item() == pytest.approx(0.5 * weights)
     lower, upper = (x - 0.07).clamp(min=0).detach(), (x + 0.07).clamp(max=1).detach()
     total = 0.0
     for layer in (module[0], module[2]):
         centre, half = layer((lower + upper) / 2), (upper - lower) / 2 @ layer.weight.abs().T
-        total += float((1 + (centre - half) * (centre + half)).tanh().sum())
+        total += (1 + (centre - half) * (centre + half)).tanh().sum().item()
         lower, upper = (centre - half).relu(), (centre + half).relu()
     assert Stability(0.5)(net, x, y, ball).item() == pytest.approx(-0.5 * total / len(x), rel=1e-6)
     both = Sum(Plain(), L1(0.5), Stability(0.5))(net, x, y, ball).item()

@@ -7,6 +7,7 @@ from typing import Any
 
 from polycert.training.checkpoints import RunFolder
 from polycert.training.files import library, read_recipe
+from polycert.training.metrics import read_metrics
 from polycert.training.recipe import Recipe, make_recipe
 
 # Not part of what makes a recipe another one.
@@ -16,7 +17,7 @@ FREE = ("about", "seed")
 def training_record(folder: Path) -> dict[str, Any]:
     """The entry `training` of a record; CPU time is that of the first process."""
     run = RunFolder(folder)
-    recipe, metrics = read_recipe(str(run.recipe)), run.read_metrics()
+    recipe, metrics = read_recipe(str(run.recipe)), read_metrics(run.metrics)
     found: dict[str, Any] = {"command": command(recipe), "recipe": recipe.plain(), "epochs": len(metrics)}
     for key, name in (("seconds", "minutes_wall"), ("seconds_cpu", "minutes_cpu")):
         if metrics and key in metrics[-1]:

@@ -17,6 +17,7 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from polycert.errors import PolycertError
+from polycert.training.metrics import read_metrics
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -121,7 +122,7 @@ def _trained(folder: Path) -> bool:
 
 def _of_training(folder: Path) -> Iterator[Run]:
     """One run per record of the folder; the training alone if it has none."""
-    recipe, metrics = _read_recipe(folder / "recipe.toml"), _read_metrics(folder / "metrics.jsonl")
+    recipe, metrics = _read_recipe(folder / "recipe.toml"), _finite(read_metrics(folder / "metrics.jsonl"))
     records = [(path, content) for path in sorted(folder.glob("*.json")) if _is_record(content := _read_json(path))]
     if not records:
         yield Run(name=folder.resolve().name, path=folder, metrics=metrics, recipe=recipe)
@@ -172,22 +173,6 @@ def _read_recipe(path: Path) -> Record:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise PolycertError(f"{str(path)!r} is not TOML ({error}): restore the file that the training wrote") from error
-
-
-def _read_metrics(path: Path) -> list[Record]:
-    """A line per epoch; an unfinished last one, of a training that was killed, does not count."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows: list[Record] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise PolycertError(f"line {number} of {str(path)!r} is not JSON ({error}): remove it") from error
-        if isinstance(row, dict):
-            rows.append(_finite(row))
-    return rows
 
 
 def read_samples(path: Path) -> pd.DataFrame | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.records import whole_file
+from polycert.training.metrics import read_metrics
 
 FORMAT = 2
 
@@ -82,15 +83,10 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise PolycertError(f"the checkpoint in {str(self.path)!r} cannot be read: {error}") from None
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines so far, without one cut short by a kill."""
-        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []
-        return [json.loads(line) for line in lines if _epoch_of(line) is not None]
-
     def cut_metrics(self, epochs: int) -> None:
         """Forget lines of epochs that will be run again."""
         if self.metrics.is_file():
-            kept = [row for row in self.read_metrics() if row["epoch"] <= epochs]
+            kept = [row for row in read_metrics(self.metrics) if row["epoch"] <= epochs]
             self.write_text(self.metrics, "".join(f"{json.dumps(row)}\n" for row in kept))
 
     def add_metrics(self, row: dict[str, Any]) -> None:
@@ -102,11 +98,3 @@ class RunFolder:
         """A whole file or none."""
         with whole_file(target) as part:
             part.write_text(text, encoding="utf-8")
-
-
-def _epoch_of(line: str) -> int | None:
-    """The epoch of a line of metrics; None for a line cut short by a kill."""
-    try:
-        return int(json.loads(line)["epoch"])
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -14,6 +13,7 @@ import torch
 from polycert.errors import PolycertError
 from polycert.training.files import with_overrides
 from polycert.training.loop import prepare, train
+from polycert.training.metrics import read_metrics
 from polycert.training.recipe import Recipe, make_recipe
 
 MOST_TRIALS = 1000
@@ -84,12 +84,7 @@ def tune(
     for chosen, variant in list(variants(recipe, grids)):
         name = "-".join(f"{key}={value:g}" for key, value in chosen.items())
         run = prepare(variant, folder / name, data_dir=data_dir, device=device, memory=memory)
-        row = train(run, resume=run.folder.started) or _last_row(run.folder.metrics)
+        row = train(run, resume=run.folder.started) or read_metrics(run.folder.metrics)[-1]
         trials.append(Trial(chosen, row))
         report(trials[-1])
     return sorted(trials, key=lambda trial: trial.score)
-
-
-def _last_row(metrics: Path) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
-    return row
