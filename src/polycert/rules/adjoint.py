@@ -1,8 +1,9 @@
 """The transposed convolution of many rows: what pulling dense rows through a convolution costs.
 
-`conv_transpose2d` has no fast kernel on a CPU. But all pixels that share a remainder by the stride see the same taps,
-so it is one plain convolution to `stride^2` times as many channels, whose pixels are then interleaved. Rows go through
-it in blocks of a few fixed sizes: small enough for the cache, few enough for the library to prepare each size once.
+With a stride `conv_transpose2d` has no fast kernel on a CPU. But all pixels that share a remainder by the stride see
+the same taps, so it is one plain convolution to `stride^2` times as many channels, whose pixels are then interleaved.
+Rows go through it in blocks of a few fixed sizes: small enough for the cache, few enough for the library to prepare
+each size once.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ class Transposed(torch.autograd.Function):
     """`[rows, *out_shape]` to `[rows, *in_shape]`; its gradient is the convolution."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, kernel: Tensor | None, geometry: Geometry) -> Tensor:
         """Block by block into one result; `kernel` is the weight `interleaved`."""
         ctx.save_for_backward(rows, weight)
         ctx.geometry = geometry
         image = rows.new_empty(len(rows), *geometry.in_shape)
-        if not _covered(geometry, _found(rows, kernel)):
+        if kernel is not None and not _covered(geometry, _found(rows, kernel)):
             image.zero_()
         for part in blocks(rows, image):
-            _spread(filled(rows[part]), kernel, image[part], geometry)
+            if kernel is None:
+                image[part] = _transposed(rows[part], weight, geometry)
+            else:
+                _spread(filled(rows[part]), kernel, image[part], geometry)
         return image
 
     @staticmethod
@@ -81,8 +85,13 @@ def filled(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, 0, 0, 0, 0, 0, 0, lacking)) if lacking else rows.contiguous()
 
 
-def interleaved(weight: Tensor, geometry: Geometry) -> Tensor:
-    """`[in * sh * sw, out / groups, th, tw]`: tap t of remainder r is the kernel's entry `t * stride + r`, reversed."""
+def interleaved(weight: Tensor, geometry: Geometry) -> Tensor | None:
+    """`[in * sh * sw, out / groups, th, tw]`: tap t of remainder r is the kernel's entry `t * stride + r`, reversed.
+
+    None without a stride, where the library's own transposed convolution is as fast or faster.
+    """
+    if geometry.stride == (1, 1):
+        return None
     kernel, (sh, sw) = dilated(weight.detach(), geometry.dilation), geometry.stride
     per_group, kh, kw = kernel.shape[1:]
     th, tw = -(-kh // sh), -(-kw // sw)
@@ -99,6 +108,12 @@ def dilated(weight: Tensor, dilation: Pair) -> Tensor:
     wide = weight.new_zeros(*weight.shape[:2], kh, kw)
     wide[:, :, :: dilation[0], :: dilation[1]] = weight
     return wide
+
+
+def _transposed(rows: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """One block by the library's own."""
+    _, stride, padding, dilation, groups = geometry
+    return F.conv_transpose2d(rows, weight, None, stride, padding, 0, groups, dilation)
 
 
 def _spread(rows: Tensor, kernel: Tensor, image: Tensor, geometry: Geometry) -> None:

@@ -61,7 +61,7 @@ class Conv2d(Affine):
         return Geometry(self.in_shape, self.stride, self.padding, self.dilation, self.groups)
 
     @cached_property
-    def _interleaved(self) -> Tensor:
+    def _interleaved(self) -> Tensor | None:
         return interleaved(self.weight, self._geometry)
 
     def adjoint(self, rows: Tensor) -> Tensor:
