@@ -140,9 +140,9 @@ class Reach:
             return slope @ self.x - self.eps * np.linalg.norm(slope, axis=1)
         return np.maximum(slope, 0) @ self.low + np.minimum(slope, 0) @ self.high
 
-    def distance(self, slope: np.ndarray, offset: float) -> float:
-        gap = float(slope @ self.x + offset)
-        return gap / np.linalg.norm(slope) if self.norm == 2 else signed_distance(slope, gap, self.x)
+    def distance(self, slope: np.ndarray, offset: float, start: np.ndarray) -> float:
+        gap = float(slope @ start + offset)
+        return gap / np.linalg.norm(slope) if self.norm == 2 else signed_distance(slope, gap, start)
 
 
 def relu_lines(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -199,19 +199,23 @@ def arrays(module: nn.Sequential) -> list[Any]:
     return [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in linear]
 
 
+@pytest.mark.parametrize("at", [False, True], ids=["clean", "at"])
 @pytest.mark.parametrize("norm", [2, math.inf])
 @pytest.mark.parametrize(("method", "script"), [("crown", crown_envelope), ("forward", forward_envelope)])
-def test_per_is_equation_6(method: str, script: Any, norm: float) -> None:
+def test_per_is_equation_6(method: str, script: Any, norm: float, at: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an attack, distances begin at the attacked points and half of the cross-entropy is theirs (Algorithm 2)."""
     (module, net), (x, y) = network("relu"), batch()
     ball = box_ball(eps=0.1) if norm == math.inf else pc.Ball(2, 0.1)
+    points = ball.at(x).project(x + 0.05) if at else x
+    monkeypatch.setattr("polycert.losses.per.attacked", lambda *_: points)
     total = 0.0
-    for one, label in zip(x.numpy(), y.tolist(), strict=True):
-        reach = Reach(one, 0.1, norm)
-        slopes, offsets = script(arrays(module), reach, label)
-        distances = [reach.distance(u, p) for u, p in zip(slopes, offsets, strict=True)]
+    for one, point, label in zip(x.numpy(), points.numpy(), y.tolist(), strict=True):
+        slopes, offsets = script(arrays(module), reach := Reach(one, 0.1, norm), label)
+        distances = [reach.distance(u, p, point) for u, p in zip(slopes, offsets, strict=True)]
         total += sum(max(0.0, 1 - d / 0.15) for d in sorted(distances)[:2])
-    expected = F.cross_entropy(module(x), y).item() + 0.3 * total / len(x)
-    loss = PER(method=method, alpha=0.15, gamma=0.3, terms=2)
+    fit = (F.cross_entropy(module(x), y).item() + F.cross_entropy(module(points), y).item()) / 2
+    expected = fit + 0.3 * total / len(x)
+    loss = PER(method=method, alpha=0.15, gamma=0.3, terms=2, at=at)
     assert total > 0.1
     assert loss(net, x, y, ball).item() == pytest.approx(expected, rel=1e-6)
 
@@ -323,6 +327,58 @@ def test_attacked_points_stay_in_the_set_and_depend_on_the_sample_alone(norm: fl
     assert F.cross_entropy(net(points), y).item() > F.cross_entropy(net(x), y).item()
     alone = attacked(net.bind(), ball.at(x[[4, 1]]), y[[4, 1]], keyed([9, 6]), 4)
     assert torch.allclose(alone, points[[4, 1]], atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", [2, math.inf])
+def test_the_attack_starts_at_random_points_and_takes_steps_of_a_fifth(
+    norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polycert.losses.base import attacked
+
+    (_, net), (x, y), ball, seen = network("relu"), batch(), box_ball(norm, 0.2), []
+
+    def descend(graph: Any, region: Any, label: Tensor, start: Tensor, **settings: Any) -> Tensor:
+        seen.append((start, settings))
+        return start
+
+    monkeypatch.setattr("polycert.losses.base.descend", descend)
+    for epoch in (0, 0, 1):
+        attacked(net.bind(), ball.at(x), y, keyed([5, 6, 7, 8, 9, 10], epoch=epoch), 7)
+    (first, settings), (again, _), (later, _) = seen
+    assert settings == {"steps": 7, "step": 0.2, "fixed": True}
+    assert torch.equal(first, again)
+    away = torch.linalg.vector_norm(first - x, ord=norm, dim=1)
+    assert 0.02 < float(away.min()) < float(away.max()) <= 0.2 * (1 + 1e-9)
+    assert float((first - later).abs().amax(1).min()) > 1e-3
+
+
+def test_a_fixed_step_of_the_attack_is_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    from polycert.attacks import descend
+
+    (_, net), (x, y) = network("relu"), batch()
+    x = 0.3 + 0.4 * x  # away from the box
+    moved = descend(net.bind(), box_ball(eps=0.1).at(x), y, x, steps=3, step=0.2, fixed=True)
+    assert float((moved - x).abs().max()) == pytest.approx(0.06)
+
+
+def test_adversarial_training_is_half_clean_half_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    (module, net), (x, y), ball = network("relu"), batch(), box_ball()
+    points = ball.at(x).project(x + 0.05)
+    monkeypatch.setattr("polycert.losses.plain.attacked", lambda *_: points)
+    expected = (F.cross_entropy(module(x), y) + F.cross_entropy(module(points), y)) / 2
+    assert AT()(net, x, y, ball).item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_mmr_with_attacks_moves_half_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, net), (x, y), ball, draws = network("relu"), batch(), box_ball(), keyed([3, 1, 4, 15, 9, 2])
+    monkeypatch.setattr("polycert.losses.mmr.attacked", lambda _, region, *__: region.project(region.x + 0.05))
+    half = draws.choose(x, 3, "half").positions
+    assert len(half) == 3
+    mixed = x.clone()
+    mixed[half] = ball.at(x[half]).project(x[half] + 0.05)
+    values = {"gamma_boundary": 0.7, "gamma_decision": 0.9}
+    expected = MMR(**values)(net, mixed, y, ball, draws)
+    assert MMR(at=True, **values)(net, x, y, ball, draws).item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ATTACKING)
@@ -442,6 +498,8 @@ def test_extras_add_their_terms() -> None:
         (lambda: PER(subsample=0), "subsample"),
         (lambda: AT(attack_steps=0), "attack_steps"),
         (lambda: KW(method="nothing"), "unknown method"),
+        (lambda: KW(relaxation="best"), "one relaxation"),
+        (lambda: PER(relaxation="best"), "one relaxation"),
         (lambda: IBP(kappa=1.5), "kappa"),
         (lambda: CrownIBP(beta=-0.1), "beta"),
         (lambda: MTLIBP(mix=2), "mix"),
@@ -455,3 +513,27 @@ def test_extras_add_their_terms() -> None:
 def test_senseless_settings_are_refused(make: Any, word: str) -> None:
     with pytest.raises(pc.PolycertError, match=word):
         make()
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda module, net, x, y: (module, x, y), "capture the module"),
+        (lambda module, net, x, y: (net, x[:, :3], y), "shape"),
+        (lambda module, net, x, y: (net, x[:0], y[:0]), "at least one sample"),
+        (lambda module, net, x, y: (net, x, y + 3), "labels must be in"),
+        (lambda module, net, x, y: (net, x, y.double()), "integers"),
+        (lambda module, net, x, y: (net, x, None), "labels are needed"),
+        (lambda module, net, x, y: (net, x * math.nan, y), "NaN"),
+    ],
+)
+def test_bad_samples_in_a_loop_of_one_s_own_are_refused(change: Any, word: str) -> None:
+    given = change(*network("relu"), *batch())
+    with pytest.raises(pc.PolycertError, match=word):
+        Plain()(*given, box_ball())
+
+
+def test_a_loop_of_one_s_own_may_give_arrays_of_any_float() -> None:
+    (_, net), (x, y), ball = network("relu"), batch(), box_ball()
+    expected = KW()(net, x.float().double(), y, ball).item()
+    assert KW()(net, x.float().numpy(), y.numpy(), ball).item() == pytest.approx(expected, rel=1e-12)

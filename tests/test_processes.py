@@ -43,7 +43,7 @@ def twice(*arguments: str) -> subprocess.CompletedProcess[str]:
     """polycert under torchrun, two processes of one thread."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29531"]
     environment = {**os.environ, "PYTHONPATH": str(Path(pc.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, "-m", "polycert", *arguments]
+    command = [sys.executable, *launcher, "-m", "--", "polycert", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -87,7 +87,13 @@ def test_two_processes_train_the_model_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [["certify", "--eps", "0.02"], ["radius", "--upper", "0.1"], ["attack", "--eps", "0.1"]]
+    "command",
+    [
+        ["certify", "--eps", "0.02"],
+        ["radius", "--upper", "0.1"],
+        ["attack", "--eps", "0.1"],
+        ["verify", "--eps", "0.02"],
+    ],
 )
 def test_two_processes_write_the_records_of_one(tmp_path: Path, command: list[str]) -> None:
     torch.manual_seed(0)
@@ -96,6 +102,7 @@ def test_two_processes_write_the_records_of_one(tmp_path: Path, command: list[st
     common = [str(tmp_path / "net.safetensors"), "--dataset", "mnist-sample", "--limit", "75", "--batch-size", "10"]
     done = twice(*command, *common, "--out", str(tmp_path / "two.csv"))
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("clean error") == 1
     environment = {**os.environ, "PYTHONPATH": str(Path(pc.__file__).parents[1])}
     alone = [sys.executable, "-m", "polycert", *command, *common, "--out", str(tmp_path / "one.csv")]
     subprocess.run(alone, env=environment, check=True, capture_output=True)
@@ -104,3 +111,15 @@ def test_two_processes_write_the_records_of_one(tmp_path: Path, command: list[st
     )
     pd.testing.assert_frame_equal(one, two)
     assert len(one) == 75
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_trials(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(to_toml(RECIPE), encoding="utf-8")
+    folder = tmp_path / "runs"
+    grid = ["--log", "gamma=0.01:1:3", "--epochs", "1", "--run-dir", str(folder)]
+    done = twice("tune", str(tmp_path / "recipe.toml"), *grid)
+    assert done.returncode == 0, done.stderr
+    assert sum(line.strip().startswith("--set") for line in done.stdout.splitlines()) == 3
+    assert all((path / "model.safetensors").is_file() for path in folder.iterdir())
+    assert done.stderr.count("3 trials of 1 epochs") == 1

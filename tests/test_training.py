@@ -96,6 +96,9 @@ def trained(folder: Path, **values: Any) -> Run:
         ({"target": None}, ["target", "missing"]),
         ({"select": "best", "certified": 0}, ["select", "validation"]),
         ({"lr": "fast"}, ["lr", "constant", "'fast'"]),
+        ({"select": "best", "eps": 0.05}, ["select", "reaches the target 0.1", "got 0.05"]),
+        ({"eps": {"kind": "doubling", "first": 1e-3, "every": 1e-9}}, ["eps", "at least 0", "got inf"]),
+        ({"subsample": {"kind": "linear", "first": 1, "last": 300, "end": 3}}, ["subsample", "at most 100", "got 300"]),
     ],
 )
 def test_a_bad_recipe_names_the_key_and_what_is_allowed(
@@ -104,9 +107,17 @@ def test_a_bad_recipe_names_the_key_and_what_is_allowed(
     run_dir = tmp_path / "run"
     done = CliRunner().invoke(app, ["train", str(write(tmp_path, **values)), "--run-dir", str(run_dir)])
     assert done.exit_code == 2
+    text = " ".join(done.output.split())
     for word in words:
-        assert word in " ".join(done.output.split())
+        assert word in text
+    assert "{'dataset'" not in text  # the recipe itself is not repeated
     assert not run_dir.exists()
+
+
+def test_infinite_weights_are_refused() -> None:
+    for key in ("l1", "stability", "clip"):
+        with pytest.raises(pc.PolycertError, match=f"'{key}'.*finite"):
+            make_recipe(changed(**{key: math.inf}))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +184,27 @@ def test_a_schedule_moves_what_the_loss_gets() -> None:
     assert [type(loss).__name__ for loss in mixed.losses] == ["PER", "L1", "Stability"]
     slow = make_recipe(changed(lr=0.01, lr_warm_up=1.0))
     assert [round(slow.learning_rate(time), 4) for time in (0, 0.5, 1, 2)] == [0, 0.005, 0.01, 0.01]
+
+
+def test_every_step_gets_the_loss_the_ball_and_the_learning_rate_of_its_time(tmp_path: Path) -> None:
+    ramp = {"kind": "linear", "first": 1, "last": 2, "end": 3}
+    lr = {"kind": "linear", "first": 1e-3, "last": 0, "end": 3}
+    run = prepare(make_recipe(changed(warm_up=1, gamma=ramp, lr=lr, average=None, average_from=None)), tmp_path)
+    steps, seen, whole = run.samples.steps(run.recipe), [], run.objective
+
+    def watched(loss: nn.Module, x: torch.Tensor, y: torch.Tensor, ball: pc.Ball, draws: Any) -> torch.Tensor:
+        seen.append((loss, ball.eps, run.optimiser.param_groups[0]["lr"]))
+        value: torch.Tensor = whole(loss, x, y, ball, draws)
+        return value
+
+    run.objective = watched  # type: ignore[assignment]
+    train(run)
+    times = [k / steps for k in range(3 * steps)]
+    assert [eps for _, eps, _ in seen] == pytest.approx([run.recipe.eps.at(time) for time in times])
+    assert [rate for *_, rate in seen] == pytest.approx([1e-3 * (1 - time / 3) for time in times])
+    kinds = [type(loss).__name__ for loss, *_ in seen]
+    assert kinds == ["AT"] * steps + ["PER"] * 2 * steps
+    assert [loss.gamma for loss, *_ in seen[steps:]] == pytest.approx([1 + time / 3 for time in times[steps:]])
 
 
 # Recipes that come with the library
@@ -466,7 +498,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    (tmp_path / "killed" / ".checkpoint-9-abc.safetensors").write_bytes(b"half")  # as a kill while writing leaves it
+    (tmp_path / "killed" / ".checkpoint-9-abcdefgh.safetensors").write_bytes(b"half")  # as a kill while writing leaves it
     assert killed.returncode == -signal.SIGKILL
     done = json.loads(state.read_text())["epoch"]
     assert 2 <= done < 6
@@ -505,6 +537,32 @@ def test_resuming_needs_a_checkpoint_and_the_same_recipe(tmp_path: Path) -> None
     broken = CliRunner().invoke(app, ["train", str(path), "--run-dir", str(folder), "--resume"])
     assert broken.exit_code == 1
     assert "cannot be read" in " ".join(broken.output.split())
+
+
+def test_a_checkpoint_that_lacks_something_is_refused(tmp_path: Path) -> None:
+    path, state = write(tmp_path, epochs=1), tmp_path / "run" / "state.json"
+    trained(tmp_path / "run", epochs=1)
+    facts = json.loads(state.read_text())
+    state.write_text(json.dumps({key: value for key, value in facts.items() if key != "threads"}), encoding="utf-8")
+    done = CliRunner().invoke(app, ["train", str(path), "--run-dir", str(tmp_path / "run"), "--resume"])
+    assert done.exit_code == 1
+    assert "does not fit this version" in " ".join(done.output.split())
+
+
+def test_files_of_something_else_are_not_written_over(tmp_path: Path) -> None:
+    own = tmp_path / "recipe.toml"
+    text = "# mine\n" + to_toml(changed(epochs=1))
+    own.write_text(text, encoding="utf-8")
+    (tmp_path / ".model-notes").write_text("mine", encoding="utf-8")
+    done = CliRunner().invoke(app, ["train", str(own), "--run-dir", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "recipe.toml of something else" in " ".join(done.output.split())
+    assert own.read_text(encoding="utf-8") == text
+    own.write_text(to_toml(make_recipe(changed(epochs=1)).plain()), encoding="utf-8")  # left by a kill in epoch 1
+    (tmp_path / ".recipe-abcdefgh.toml").write_text("half", encoding="utf-8")
+    assert CliRunner().invoke(app, ["train", str(own), "--run-dir", str(tmp_path)]).exit_code == 0
+    assert (tmp_path / ".model-notes").exists()
+    assert not (tmp_path / ".recipe-abcdefgh.toml").exists()
 
 
 def test_what_may_change_the_last_bits_is_said(tmp_path: Path) -> None:
@@ -587,10 +645,23 @@ def test_tune_ranks_by_validation_and_does_not_repeat(tmp_path: Path) -> None:
     assert stamps == [(tmp_path / "runs" / name / "model.safetensors").stat().st_mtime_ns for name in folders]
 
 
+def test_a_trial_that_diverges_is_ranked_last(tmp_path: Path) -> None:
+    path = write(tmp_path, epochs=2, clip=None, average=None, average_from=None)
+    command = ["tune", str(path), "--log", "lr=1e30:1e-3:2", "--run-dir", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    first, last = [line.split() for line in done.stdout.splitlines() if line.strip().startswith("--set")]
+    assert first[1] == "lr=0.001"
+    assert last[1:] == ["lr=1e+30", "diverged", "diverged"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
         ([], "nothing to tune"),
+        (["--log", "gamma=1:2:3", "--linear", "gamma=1:2:3"], "one range"),
+        (["--log", "gamma=1:2:900", "--linear", "alpha=1:2:900"], "at most 1000 trials"),
+        (["--log", "gamma=1:2:3", "--set", "validation=0", "--set", "certified=0"], "above 0"),
         (["--log", "gamma"], "KEY=A:B:N"),
         (["--log", "gamma=0:1:3"], "above 0"),
         (["--linear", "alpha=-1:1:3"], "'alpha'"),

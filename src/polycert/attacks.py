@@ -82,7 +82,7 @@ def strike(
         points, margin = descend_with_momentum(graph, here, label[left], start, target=target, steps=steps)
         better = margin < lowest[left]
         lowest[left] = torch.where(better, margin, lowest[left])
-        best[left] = torch.where(_over(better, points), points, best[left])
+        best[left] = torch.where(over(better, points), points, best[left])
     return Attack(best, lowest <= 0, lowest)
 
 
@@ -104,16 +104,16 @@ def descend_with_momentum(
         with torch.no_grad():
             lower = margin < lowest
             lowest = torch.where(lower, margin, lowest)
-            best = torch.where(_over(lower, points), points, best)
+            best = torch.where(over(lower, points), points, best)
             paid, best_aim = paid + (aim < best_aim), torch.minimum(aim, best_aim)
             since += 1
             if k in checks:
                 stalled = (paid < 0.75 * since) | ((step == before_step) & (best_aim == before_aim))
                 before_aim, before_step = best_aim.clone(), step.clone()
                 step = torch.where(stalled, step / 2, step)
-                points = torch.where(_over(stalled, points), best, points)
+                points = torch.where(over(stalled, points), best, points)
                 paid, since = torch.zeros_like(paid), 0
-            ahead = region.project(points - steepest(slope, region.norm) * _over(step, points))
+            ahead = region.project(points - steepest(slope, region.norm) * over(step, points))
             mixed = points + (0.75 * (ahead - points) + 0.25 * (points - previous) if k else ahead - points)
             points, previous = region.project(mixed), points
     return best, lowest
@@ -174,7 +174,7 @@ def descend(
             (slope,) = torch.autograd.grad(aim(graph.forward(points), label).sum(), points)
         size = step if fixed else step * 0.5 * (1 + math.cos(math.pi * k / steps))
         with torch.no_grad():
-            move = steepest(slope, region.norm) * _over(region.radius * size, points)
+            move = steepest(slope, region.norm) * over(region.radius * size, points)
             points = region.project(points - move)
     return points.detach()
 
@@ -185,10 +185,10 @@ def steepest(slope: Tensor, norm: float) -> Tensor:
         return slope.sign()
     # Close to p = 1 the exact direction moves one coordinate at a time, which searches badly.
     power = 1 / (max(norm, 1.5) - 1)
-    top = _over(slope.abs().flatten(1).amax(1).clamp(min=1e-30), slope)
+    top = over(slope.abs().flatten(1).amax(1).clamp(min=1e-30), slope)
     direction = slope.sign() * (slope.abs() / top) ** power
     length = power_norm(direction.flatten(1).abs(), norm).clamp(min=1e-30)
-    return direction / _over(length, direction)
+    return direction / over(length, direction)
 
 
 def _random_points(region: Region, seed: int, restart: int, position: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ def _random_points(region: Region, seed: int, restart: int, position: Tensor) ->
         stream = np.random.SeedSequence([seed % 2**63, restart, place])
         draws.append(np.random.default_rng(stream).uniform(-1, 1, region.x.shape[1:]))
     noise = torch.from_numpy(np.stack(draws)).to(region.x)
-    return region.project(region.x + noise * _over(region.radius, region.x))
+    return region.project(region.x + noise * over(region.radius, region.x))
 
 
 def _pick(outputs: Tensor, entry: Tensor) -> Tensor:
@@ -206,5 +206,6 @@ def _pick(outputs: Tensor, entry: Tensor) -> Tensor:
     return outputs.gather(1, entry[:, None]).squeeze(1)
 
 
-def _over(values: Tensor, like: Tensor) -> Tensor:
+def over(values: Tensor, like: Tensor) -> Tensor:
+    """One value per sample, shaped to multiply samples."""
     return values.reshape(-1, *(1,) * (like.dim() - 1))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -66,7 +67,10 @@ def processes(device: torch.device) -> Iterator[Processes]:
     if not dist.is_available() or not dist.is_torchelastic_launched():
         yield Processes()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # One process may have long work left while the others wait for it to gather.
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=30))
     try:
         yield Processes(dist.get_rank(), dist.get_world_size())
     finally:

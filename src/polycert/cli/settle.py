@@ -29,7 +29,7 @@ from polycert.exact.question import Question, Settings
 from polycert.exact.verdicts import Verdicts
 from polycert.exact.verify import ask, collect, decisions
 from polycert.inputs import as_labels
-from polycert.processes import processes
+from polycert.processes import Processes, processes
 from polycert.records import check_output, whole_file
 from polycert.sets import Ball
 
@@ -51,10 +51,14 @@ def verify_command(options: VerifyOptions) -> None:
     if asked.memory is not None:
         settings = replace(settings, memory=asked.memory)
     clock = time.perf_counter()
-    with progress_bar(quiet=options.quiet) as bar:
+    with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
         job = prepare(options, ball, asked)
         question = ask(job.network, job.x, job.y, ball, settings, job.index)
-        found = _decide(options, job, question, total, bar)
+        mine = torch.tensor(list(team.share(len(question))), dtype=torch.long)
+        own = _decide(options, job, question.part(mine), total, team, bar)
+        found = dict(team.gather([(int(mine[place]), decision) for place, decision in own.items()]))
+    if not team.first:
+        return
     verdicts = collect(question, found)
     if options.out is not None:
         _save_counterexamples(verdicts, options.out)
@@ -63,12 +67,14 @@ def verify_command(options: VerifyOptions) -> None:
     finish(options, job, done, frame, _summary(job, verdicts, frame) | {"eps": options.eps} | about_set(asked))
 
 
-def _decide(options: VerifyOptions, job: Job, question: Question, total: float, bar: Progress) -> dict[int, Decision]:
-    """All decisions, or those made before Ctrl-C."""
+def _decide(
+    options: VerifyOptions, job: Job, question: Question, total: float, team: Processes, bar: Progress
+) -> dict[int, Decision]:
+    """A process's decisions, or those made before Ctrl-C."""
     found: dict[int, Decision] = {}
     counts: Counter[str] = Counter()
-    workers = options.workers or os.cpu_count() or 1
-    journal = None if options.out is None else journal_of(options.out)
+    workers = options.workers or max(1, (os.cpu_count() or 1) // team.count)
+    journal = None if options.out is None else journal_of(options.out, team.rank)
     try:
         for position, decision in decisions(question, batch=job.batch, workers=workers, total=total, journal=journal):
             found[position] = decision
@@ -81,9 +87,9 @@ def _decide(options: VerifyOptions, job: Job, question: Question, total: float, 
     return found
 
 
-def journal_of(out: Path) -> Path:
-    """Where decisions are kept while they come in, beside the records."""
-    return out.with_name(f"{out.name}.journal")
+def journal_of(out: Path, rank: int = 0) -> Path:
+    """Where a process's decisions are kept while they come in, beside the records."""
+    return out.with_name(f"{out.name}{rank or ''}.journal")
 
 
 def counterexamples_of(out: Path) -> Path:

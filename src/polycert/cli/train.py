@@ -14,7 +14,7 @@ from polycert.cli.course import checked, machine
 from polycert.cli.guard import INTERRUPTED, tell
 from polycert.cli.options import TrainOptions
 from polycert.cli.slices import progress_bar
-from polycert.processes import processes
+from polycert.processes import Processes, processes
 from polycert.training import Moment, Recipe, Run, library, prepare, train
 from polycert.training.board import board
 from polycert.training.files import to_toml
@@ -35,7 +35,7 @@ def train_command(options: TrainOptions) -> None:
         console.print(to_toml(recipe.plain()), end="")
         return
     chosen, memory = machine(options)
-    with processes(chosen) as team, _reporting(options, recipe, quiet=options.quiet or not team.first) as report:
+    with processes(chosen) as team, _reporting(options, recipe, team) as report:
         run = prepare(recipe, folder, data_dir=options.data_dir, device=chosen, memory=memory, processes=team)
         try:
             row = train(run, resume=options.resume, report=report, warn=_warn if team.first else _silent)
@@ -72,10 +72,11 @@ def _errors(row: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _reporting(options: TrainOptions, recipe: Recipe, *, quiet: bool) -> Iterator[Report]:
-    """A bar on a terminal, a line per epoch elsewhere, and TensorBoard if asked for."""
+def _reporting(options: TrainOptions, recipe: Recipe, team: Processes) -> Iterator[Report]:
+    """By the first process: a bar on a terminal, a line per epoch elsewhere, and TensorBoard if asked for."""
     reports: list[Report] = []
-    if options.tensorboard and options.run_dir is not None:
+    quiet = options.quiet or not team.first
+    if team.first and options.tensorboard and options.run_dir is not None:
         reports.append(board(options.run_dir))
     with progress_bar(quiet=quiet) as bar:
         if not quiet:
@@ -113,9 +114,7 @@ def _line(recipe: Recipe) -> Report:
     def report(moment: Moment) -> None:
         if moment.metrics is not None:
             row = moment.metrics
-            tell(
-                f"epoch {row['epoch']} of {recipe.epochs}: loss {row['loss']:.4f}, eps {row['eps']:.4g}, "
-                f"{_errors(row)}, {row['seconds']:.0f} s"
-            )
+            parts = [f"loss {row['loss']:.4f}", f"eps {row['eps']:.4g}", _errors(row), f"{row['seconds']:.0f} s"]
+            tell(f"epoch {row['epoch']} of {recipe.epochs}: {', '.join(filter(None, parts))}")
 
     return report

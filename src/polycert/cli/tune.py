@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import typer
 from rich import box
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.table import Table
 from polycert.cli.course import checked, machine
 from polycert.cli.guard import INTERRUPTED, BadUsage, tell, usage
 from polycert.cli.options import TuneOptions
+from polycert.processes import processes
 from polycert.training.tune import Trial, grid, tune, variants
 
 
@@ -23,24 +26,43 @@ def tune_command(options: TuneOptions) -> None:
             raise BadUsage("nothing to tune: give --log or --linear KEY=A:B:N")
         if options.epochs is not None:
             recipe = recipe.shortened(options.epochs)
-        count = len(list(variants(recipe, grids)))
+        count = len(variants(recipe, grids))
     device, memory = machine(options)
 
     def report(trial: Trial) -> None:
         if not options.quiet:
-            tell(f"{_set(trial)}: certified error {trial.score[0]:.2f} %, clean error {trial.score[1]:.2f} %")
+            tell(f"{_set(trial)}: certified error {_per_cent(trial.score[0])}, clean error {_per_cent(trial.score[1])}")
 
-    if not options.quiet:
-        tell(f"{count} trials of {recipe.epochs} epochs")
-    try:
-        found = tune(recipe, grids, folder, data_dir=options.data_dir, device=device, memory=memory, report=report)
-    except KeyboardInterrupt:
-        tell("interrupted: the same command continues", style="yellow")
-        raise typer.Exit(INTERRUPTED) from None
+    with processes(device) as team:
+        if team.first and not options.quiet:
+            tell(f"{count} trials of {recipe.epochs} epochs")
+        try:
+            found = tune(
+                recipe,
+                grids,
+                folder,
+                data_dir=options.data_dir,
+                device=device,
+                memory=memory,
+                team=team,
+                report=report,
+            )
+        except KeyboardInterrupt:
+            tell("interrupted: the same command continues", style="yellow")
+            raise typer.Exit(INTERRUPTED) from None
+    if team.first:
+        _print(found)
+
+
+def _print(found: list[Trial]) -> None:
     table = Table("setting", "certified error", "clean error", box=box.SIMPLE)
     for trial in found:
-        table.add_row(_set(trial), f"{trial.score[0]:.2f} %", f"{trial.score[1]:.2f} %")
+        table.add_row(_set(trial), *map(_per_cent, trial.score))
     Console(highlight=False).print(table)
+
+
+def _per_cent(error: float) -> str:
+    return "diverged" if math.isinf(error) else f"{error:.2f} %"
 
 
 def _set(trial: Trial) -> str:

@@ -8,11 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polycert.attacks import descend
+from polycert.attacks import descend, over
+from polycert.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.geometry import power_norm
 from polycert.graph import Graph, Network
+from polycert.inputs import as_inputs, as_labels
 from polycert.losses.draws import Draws, TorchDraws
+from polycert.methods import get_method, get_relaxations
 from polycert.sets import Ball, Region
 
 ATTACK_STEP = 0.2  # of eps, in training
@@ -30,11 +33,24 @@ class Loss(nn.Module, ABC):
 
     def forward(self, net: Network, x: Tensor, y: Tensor, ball: Ball, draws: Draws | None = None) -> Tensor:
         """The objective, a scalar."""
-        return self.value(net.trainable(), ball.at(x), y, draws or TorchDraws())
+        if draws is not None:  # the trainer's, whose samples are checked once
+            return self.value(net.trainable(), ball.at(x), y, draws)
+        graph, inputs, labels = _checked(net, x, y)
+        return self.value(graph, ball.at(inputs), labels, TorchDraws())
 
     @abstractmethod
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """The objective on a graph whose tensors are live."""
+
+
+def _checked(net: Network, x: Tensor, y: Tensor) -> tuple[Graph, Tensor, Tensor]:
+    """The live graph, inputs of its type and labels, or a clear error."""
+    if not isinstance(net, Network):
+        raise PolycertError("a loss takes a captured network: capture the module once, net = pc.capture(module, shape)")
+    network, given = as_inputs(net, x)
+    inputs, graph = given.to(network.dtype), network.trainable()
+    require(y is not None, "labels are needed", y)
+    return graph, inputs, as_labels(y, inputs.new_empty(len(inputs)), classes_of(graph))
 
 
 def require(holds: bool, rule: str, got: object) -> None:
@@ -48,13 +64,23 @@ def check_subsample(count: int | None) -> None:
     require(count is None or count >= 1, "subsample must be at least 1, or None for the whole batch", count)
 
 
+def check_relaxation(name: str, method: str) -> None:
+    """A loss is about one enclosure of the activations, by a method that there is."""
+    get_method(method)
+    require(len(get_relaxations(name, method)) == 1, "a loss needs one relaxation, parallel or adaptive", name)
+
+
 def clean(graph: Graph, x: Tensor, y: Tensor, draws: Draws) -> Tensor:
     """Mean cross-entropy over the batch."""
     return draws.choose(x, None, "all").mean(F.cross_entropy(graph.forward(x), y, reduction="none"))
 
 
 def attacked(graph: Graph, region: Region, y: Tensor, draws: Draws, steps: int) -> Tensor:
-    """The attack of training: a random start in the set, then steps of eps / 5. Only inputs get gradients."""
+    """The attack of training: a random start in the set, then steps of eps / 5. Only inputs get gradients.
+
+    It descends the margin, where Madry et al. 2018 ascend the cross-entropy: the same direction between two classes,
+    and no loss of it where the network is sure.
+    """
     spread = draws.uniform(region.x, "attack") * 2 - 1
     if region.norm < float("inf"):  # a random direction, and a random share of eps along it
         length = power_norm(spread.flatten(1).abs(), region.norm).clamp(min=1e-30)
@@ -62,11 +88,6 @@ def attacked(graph: Graph, region: Region, y: Tensor, draws: Draws, steps: int) 
         spread = spread * over(share, spread)
     start = region.project(region.x + spread * over(region.radius, region.x))
     return descend(graph, region, y, start, steps=steps, step=ATTACK_STEP, fixed=True)
-
-
-def over(values: Tensor, like: Tensor) -> Tensor:
-    """One value per sample, shaped to multiply samples."""
-    return values.reshape(-1, *(1,) * (like.dim() - 1))
 
 
 def worst_case(margins: Tensor) -> Tensor:

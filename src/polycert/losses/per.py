@@ -7,9 +7,9 @@ from torch import Tensor
 from polycert.envelope import Envelope, envelopes
 from polycert.errors import PolycertError
 from polycert.graph import Graph
-from polycert.losses.base import Loss, attacked, check_subsample, clean, require
+from polycert.losses.base import Loss, attacked, check_relaxation, check_subsample, clean, require
 from polycert.losses.draws import Draws
-from polycert.methods import get_method, get_relaxations
+from polycert.methods import get_method
 from polycert.sets import Region
 
 
@@ -45,7 +45,7 @@ class PER(Loss):
         super().__init__()
         if not get_method(method).sloped:
             raise PolycertError(f"PER needs linear bounds with a slope, which {method!r} has not: use crown or forward")
-        get_relaxations(relaxation, method)
+        check_relaxation(relaxation, method)
         require(alpha > 0, "alpha must be above 0", alpha)
         require(gamma >= 0, "gamma must be at least 0", gamma)
         require(terms >= 1, "terms must be at least 1", terms)

@@ -9,9 +9,9 @@ from torch import Tensor
 from polycert.backward import LOWER, Bound, Pass, final_by_backward
 from polycert.envelope import margin_rows
 from polycert.graph import Graph
-from polycert.losses.base import Loss, attacked, check_subsample, clean, require, worst_case
+from polycert.losses.base import Loss, attacked, check_relaxation, check_subsample, clean, require, worst_case
 from polycert.losses.draws import Draws
-from polycert.methods import final_by_interval, get_method, get_relaxations, passes
+from polycert.methods import final_by_interval, get_method, passes
 from polycert.sets import Region
 
 
@@ -46,7 +46,7 @@ class KW(WorstCase):
 
     def __init__(self, *, method: str = "crown", relaxation: str = "parallel", subsample: int | None = None) -> None:
         super().__init__(subsample)
-        get_method(method), get_relaxations(relaxation, method)
+        check_relaxation(relaxation, method)
         self.method, self.relaxation = method, relaxation
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:

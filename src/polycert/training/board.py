@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from polycert.errors import PolycertError
 from polycert.training.loop import Moment
@@ -15,13 +17,17 @@ def board(folder: Path) -> Callable[[Moment], None]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise PolycertError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
-    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    @cache
+    def writer() -> Any:  # makes the folder: not before a first epoch is done
+        return SummaryWriter(str(folder / "tensorboard"))
 
     def report(moment: Moment) -> None:
-        for key, value in (moment.metrics or {}).items():
+        if moment.metrics is None:
+            return
+        for key, value in moment.metrics.items():
             if key != "epoch":
-                writer.add_scalar(key, value, moment.epoch + 1)
-        if moment.metrics is not None:
-            writer.flush()
+                writer().add_scalar(key, value, moment.epoch + 1)
+        writer().flush()
 
     return report

@@ -49,14 +49,25 @@ class RunFolder:
         """Whether there is a checkpoint."""
         return self.state.is_file()
 
-    def make(self) -> None:
-        """The folder itself, without remains of a killed run."""
+    def make(self, recipe: str) -> None:
+        """The folder itself with the recipe in it, without remains of a killed run."""
         if self.path.exists() and not self.path.is_dir():
             raise PolycertError(f"cannot train into {str(self.path)!r}: it is a file; give a folder")
+        self._check_foreign(recipe)
         self.path.mkdir(parents=True, exist_ok=True)
-        for file in (self.state, self.recipe, self.model, self.metrics, self.path / "checkpoint"):
-            for part in self.path.glob(f".{file.stem}-*"):  # what a kill left half-written
+        for file in (self.state, self.recipe, self.model, self.metrics, self.path / "checkpoint-*.safetensors"):
+            for part in self.path.glob(f".{file.stem}-????????{file.suffix}"):  # what a kill left half-written
                 part.unlink()
+        self.write_text(self.recipe, recipe)
+
+    def _check_foreign(self, recipe: str) -> None:
+        """Refuse to write over files that no run of this recipe has left; one killed in its first epoch may have."""
+        own = self.started or (self.recipe.is_file() and self.recipe.read_text(encoding="utf-8") == recipe)
+        found = [file.name for file in (self.recipe, self.model, self.metrics) if file.exists()]
+        if found and not own:
+            raise PolycertError(
+                f"{str(self.path)!r} holds {', '.join(found)} of something else: give another --run-dir, or move them"
+            )
 
     def write(self, epoch: int, checkpoint: Checkpoint) -> None:
         """Tensors first, then the state that names them; older tensors go last."""

@@ -44,6 +44,10 @@ class Moment(NamedTuple):
 Report = Callable[[Moment], None]
 
 
+class Diverged(PolycertError):
+    """A loss, gradient or weight is not finite."""
+
+
 class Objective(nn.Module):
     """The loss of a network as one module, so that gradients through the bounds are synchronised between processes."""
 
@@ -124,11 +128,11 @@ class Run:
             try:
                 loss = self.step(batch, epoch + k / steps)
             except FloatingPointError:
-                raise PolycertError(self._not_finite(epoch, k)) from None
+                raise Diverged(self._not_finite(epoch, k)) from None
             total += loss.double().cpu()
             report(Moment(epoch * steps + k + 1, self.recipe.epochs * steps, epoch, float(loss)))
         if not all(bool(torch.isfinite(p).all()) for p in self.module.parameters()):  # no later step shows it
-            raise PolycertError(self._not_finite(epoch, steps - 1))
+            raise Diverged(self._not_finite(epoch, steps - 1))
         trained = time.perf_counter() - clock
         last = epoch + (steps - 1) / steps
         if last < self.recipe.average_from:
@@ -233,9 +237,8 @@ def train(
     elif run.folder.started:
         raise PolycertError(f"{str(run.folder.path)!r} already holds a run: add --resume, or give another --run-dir")
     if run.processes.first:
-        run.folder.make()
+        run.folder.make(to_toml(run.recipe.plain()))
         run.folder.cut_metrics(begin)
-        run.folder.write_text(run.folder.recipe, to_toml(run.recipe.plain()))
     steps = run.samples.steps(run.recipe)
     for epoch in range(begin, run.recipe.epochs):
         row = run.epoch(epoch, report)

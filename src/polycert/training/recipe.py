@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -16,7 +17,7 @@ from polycert.training.methods import METHODS, OWN_KEYS, make_loss
 from polycert.training.schedules import AnySchedule, Constant, Number, Schedule
 
 Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PIECEWISE_LINEAR = ("relu", "leaky_relu")
 ACTIVATIONS = ("relu", "leaky_relu", "sigmoid", "tanh")
 
@@ -78,15 +79,15 @@ class Recipe(BaseModel):
     warm_up: Annotated[int, Field(ge=0)] = 0
     warm_up_method: Annotated[str, _one_of(("plain", "at"))] = "at"
     lr: AnySchedule = Constant(value=1e-3)
-    lr_warm_up: Share = 0.0
-    weight_decay: Share = 0.0
-    clip: Annotated[float, Field(gt=0)] | None = None
+    lr_warm_up: Weight = 0.0
+    weight_decay: Weight = 0.0
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     average: Annotated[float, Field(gt=0, lt=1)] | None = None
-    average_from: Share = 0.0
+    average_from: Weight = 0.0
     augment: Literal["none", "flip-crop", "shift"] = "none"
     select: Literal["last", "best"] = "last"
-    l1: Share = 0.0
-    stability: Share = 0.0
+    l1: Weight = 0.0
+    stability: Weight = 0.0
     alpha: AnySchedule | None = None
     gamma: AnySchedule | None = None
     kappa: AnySchedule | None = None
@@ -95,7 +96,7 @@ class Recipe(BaseModel):
     boundary_share: AnySchedule | None = None
     subsample: AnySchedule | None = None
     terms: Positive | None = None
-    weight: Share | None = None
+    weight: Weight | None = None
     gamma_boundary: Annotated[Number, Field(gt=0)] | None = None
     gamma_decision: Annotated[Number, Field(gt=0)] | None = None
     decisions: Positive | None = None
@@ -122,6 +123,9 @@ class Recipe(BaseModel):
         if self.select == "best" and not (self.validation and self.certified):
             raise ValueError("select: 'best' needs validation and certified to be above 0")
         self._check_ranges()
+        highest = self.eps.extremes(self.epochs)[1]
+        if self.select == "best" and highest < self.target:
+            raise ValueError(f"select: 'best' needs an eps that reaches the target {self.target:g}, got {highest:g}")
         return self
 
     def _check_ranges(self) -> None:
@@ -142,11 +146,12 @@ class Recipe(BaseModel):
             if schedule is None:
                 continue
             low, high = schedule.extremes(self.epochs)
-            if low < least or (low == least and not closed) or high > most:
+            too_high = high > most or not math.isfinite(high)
+            if too_high or low < least or (low == least and not closed):
                 top = " (the batch)" if key == "subsample" else ""
                 rule = f"{'at least' if closed else 'above'} {least:g}"
                 rule += "" if most == float("inf") else f" and at most {most:g}{top}"
-                raise ValueError(f"{key}: must be {rule} all through training, got {low if low <= least else high:g}")
+                raise ValueError(f"{key}: must be {rule} all through training, got {high if too_high else low:g}")
 
     def ball(self, time: float | None = None) -> Ball:
         """The set at a time in training; at no time, the one that counts."""
@@ -207,6 +212,6 @@ def _explain(error: ValidationError) -> str:
         return f"recipe: key {key!r} is missing: give it a value"
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "value_error" and not key:  # a rule between keys begins with the one to change
-        key, _, message = message.partition(": ")
+        return "recipe: key {!r}: {}".format(*message.split(": ", 1))
     got = "" if "got" in message else f", got {first['input']!r}"
     return f"recipe: key {key!r}: {message}{got}"

@@ -23,6 +23,7 @@ def number(value: Any) -> Any:
 
 
 Number = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
+Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -61,13 +62,17 @@ class Doubling(Schedule):
 
     kind: Literal["doubling"]
     first: Number
-    every: Annotated[float, Field(gt=0)]
-    factor: Annotated[float, Field(gt=0)] = 2.0
+    every: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    factor: Factor = 2.0
     most: Number = math.inf
 
     def at(self, time: float) -> float:
         """Constant between doublings."""
-        return min(self.most, self.first * self.factor ** math.floor(time / self.every))
+        try:
+            grown = self.factor ** math.floor(time / self.every)
+        except OverflowError:
+            grown = math.inf
+        return min(self.most, self.first * grown)
 
     def stretched(self, factor: float) -> Doubling:
         """As many doublings."""
@@ -139,7 +144,7 @@ class Step(Schedule):
     kind: Literal["step"]
     first: Number
     epochs: tuple[Time, ...]
-    factor: Annotated[float, Field(gt=0)] = 0.1
+    factor: Factor = 0.1
 
     def at(self, time: float) -> float:
         """Constant between steps."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, reason
 from polycert.training.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
@@ -34,6 +34,16 @@ def snapshot(run: Run) -> Checkpoint:
 
 def restore(run: Run, checkpoint: Checkpoint) -> list[str]:
     """Put a fresh run into the state of a snapshot of the same recipe; what may change the last bits is returned."""
+    try:
+        return _restored(run, checkpoint)
+    except (KeyError, RuntimeError) as error:
+        raise PolycertError(
+            f"the checkpoint in {str(run.folder.path)!r} does not fit this version ({reason(error)}): "
+            "train into another folder"
+        ) from None
+
+
+def _restored(run: Run, checkpoint: Checkpoint) -> list[str]:
     facts, tensors = checkpoint
     _check_recipe(facts["recipe"], run.recipe.plain())
     run.module.load_state_dict(_under(tensors, "model."))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 
 from polycert.errors import PolycertError
+from polycert.processes import Processes
 from polycert.training.files import with_overrides
-from polycert.training.loop import prepare, train
+from polycert.training.loop import Diverged, Run, prepare, train
 from polycert.training.metrics import read_metrics
 from polycert.training.recipe import Recipe, make_recipe
 
 MOST_TRIALS = 1000
+Variant = tuple[dict[str, float], Recipe]
 
 
 class Grid(NamedTuple):
@@ -34,8 +36,8 @@ class Trial(NamedTuple):
 
     @property
     def score(self) -> tuple[float, float]:
-        """Lower is better: certified error first, then clean error."""
-        return self.metrics["validation_CRE"], self.metrics["validation_CTE"]
+        """Lower is better: certified error first, then clean error; infinite for a training that diverged."""
+        return self.metrics.get("validation_CRE", math.inf), self.metrics.get("validation_CTE", math.inf)
 
 
 def grid(text: str, *, log: bool) -> Grid:
@@ -56,12 +58,21 @@ def grid(text: str, *, log: bool) -> Grid:
     return Grid(key, tuple(low + (high - low) * share for share in shares))
 
 
-def variants(recipe: Recipe, grids: Sequence[Grid]) -> Iterator[tuple[dict[str, float], Recipe]]:
-    """The recipe with every combination of the values."""
+def variants(recipe: Recipe, grids: Sequence[Grid]) -> list[Variant]:
+    """The recipe with every combination of the values, or a clear error."""
+    keys, count = [one.key for one in grids], math.prod(len(one.values) for one in grids)
+    if len(set(keys)) < len(keys):
+        raise PolycertError(f"each key may have one range of values, got {', '.join(keys)}")
+    if count > MOST_TRIALS:
+        raise PolycertError(f"at most {MOST_TRIALS} trials can be asked for, got {count}: give fewer values")
+    if not recipe.validation or not recipe.certified:
+        raise PolycertError("tuning compares certified errors in validation: validation and certified must be above 0")
+    found = []
     for values in product(*(one.values for one in grids)):
-        chosen = {one.key: float(f"{value:.6g}") for one, value in zip(grids, values, strict=True)}
+        chosen = {key: float(f"{value:.6g}") for key, value in zip(keys, values, strict=True)}
         changes = [f"{key}={value!r}" for key, value in chosen.items()]
-        yield chosen, make_recipe(with_overrides(recipe.plain(), changes))
+        found.append((chosen, make_recipe(with_overrides(recipe.plain(), changes))))
+    return found
 
 
 def tune(
@@ -72,19 +83,26 @@ def tune(
     data_dir: Path | None = None,
     device: torch.device | None = None,
     memory: int | None = None,
+    team: Processes | None = None,
     report: Callable[[Trial], None] = lambda _: None,
 ) -> list[Trial]:
     """Train every variant, best first in the result; finished ones are read, started ones resumed.
 
-    The test set is not opened: what is compared are errors on the samples that `recipe.validation` holds out.
+    The test set is not opened: what is compared are errors on the samples that `recipe.validation` holds out. Several
+    processes share the variants; the first one gets all trials.
     """
-    if not recipe.validation or not recipe.certified:
-        raise PolycertError("tuning compares certified errors in validation: validation and certified must be above 0")
-    trials = []
-    for chosen, variant in list(variants(recipe, grids)):
+    team, trials = team or Processes(), []
+    for chosen, variant in variants(recipe, grids)[team.rank :: team.count]:
         name = "-".join(f"{key}={value:g}" for key, value in chosen.items())
         run = prepare(variant, folder / name, data_dir=data_dir, device=device, memory=memory)
-        row = train(run, resume=run.folder.started) or read_metrics(run.folder.metrics)[-1]
-        trials.append(Trial(chosen, row))
+        trials.append(Trial(chosen, _trained(run)))
         report(trials[-1])
-    return sorted(trials, key=lambda trial: trial.score)
+    return sorted(team.gather(trials), key=lambda trial: trial.score)
+
+
+def _trained(run: Run) -> dict[str, Any]:
+    """The last epoch's metrics; none of a training that diverges."""
+    try:
+        return train(run, resume=run.folder.started) or read_metrics(run.folder.metrics)[-1]
+    except Diverged:
+        return {}
