@@ -538,7 +538,7 @@ def test_a_run_says_what_it_was_trained_for(folder: Path) -> None:
     facts |= {"eps": 0.02, "method": "c-per+at", "seed": 7, "n": 6, "upper": 0.08}
     assert {name: record[name] for name in facts} == facts
     training = record["training"]
-    assert training["command"] == "polycert train recipe.toml"
+    assert training["command"] == f"polycert train recipe.toml --run-dir {made}"
     assert training["recipe"]["seed"] == 7
     assert training["metrics"] == rows
     assert (training["epochs"], training["minutes_wall"], training["minutes_cpu"]) == (2, 3.0, 2.0)

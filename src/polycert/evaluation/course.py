@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ def training_record(folder: Path) -> dict[str, Any]:
     """The entry `training` of a record; CPU time is that of the first process."""
     run = RunFolder(folder)
     recipe, metrics = read_recipe(str(run.recipe)), read_metrics(run.metrics)
-    found: dict[str, Any] = {"command": command(recipe), "recipe": recipe.plain(), "epochs": len(metrics)}
+    whole = f"{command(recipe)} --run-dir {shlex.quote(str(folder))}"
+    found: dict[str, Any] = {"command": whole, "recipe": recipe.plain(), "epochs": len(metrics)}
     for key, name in (("seconds", "minutes_wall"), ("seconds_cpu", "minutes_cpu")):
         if metrics and key in metrics[-1]:
             found[name] = round(metrics[-1][key] / 60, 1)
