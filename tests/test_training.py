@@ -498,7 +498,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    (tmp_path / "killed" / ".checkpoint-9-abcdefgh.safetensors").write_bytes(b"half")  # as a kill while writing leaves it
+    (tmp_path / "killed" / ".checkpoint-9-abcdefgh.safetensors").write_bytes(b"half")  # as by a kill
     assert killed.returncode == -signal.SIGKILL
     done = json.loads(state.read_text())["epoch"]
     assert 2 <= done < 6
