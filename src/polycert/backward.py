@@ -351,17 +351,33 @@ def _both_sides_of(run: Pass, index: int, chunk: Chunk) -> tuple[Tensor, Tensor,
 
 def _both_sides(run: Pass, index: int, form: Form) -> tuple[Tensor, Tensor]:
     """Both bounds of rows over a node: in one pass with one slope, else in one for each side."""
+    return extent(run, *_both_bounds(run, index, form))
+
+
+def _both_bounds(run: Pass, index: int, form: Form) -> tuple[Bound, Bound]:
+    """The bounds themselves; with one slope they have one form."""
     pulled = run.widened(index, form, pull(run, index, form, LOWER))
     below = bound_of(run, pulled, LOWER)
-    low, high = run.region.extremes(below.form, run.rounding)
-    low, high = low + below.offset, high + _offset(run, pulled, below.slack, UPPER)
-    if not all(lines.shared for lines in run.lines_before(index)):
-        above = backward(run, index, form, UPPER)
-        high = run.region.extremes(above.form, run.rounding)[1] + above.offset
-    return low, high
+    if all(lines.shared for lines in run.lines_before(index)):
+        return below, below._replace(offset=_offset(run, pulled, below.slack, UPPER))
+    return below, backward(run, index, form, UPPER)
+
+
+def extent(run: Pass, below: Bound, above: Bound, *, joint: bool = False) -> tuple[Tensor, Tensor]:
+    """Numbers from both bounds: how low and how high they are over the region, `[batch, rows]` each."""
+    low, high = run.region.extremes(below.form, run.rounding, joint=joint)
+    if above.form is not below.form:
+        _, high = run.region.extremes(above.form, run.rounding, joint=joint)
+    return low + below.offset, high + above.offset
 
 
 def final_by_backward(run: Pass, form: Form, side: int) -> Bound:
     """Pull the rows over the output to the input."""
     run.prepare(run.graph.output)
     return backward(run, run.graph.output, form, side)
+
+
+def both_by_backward(run: Pass, form: Form) -> tuple[Bound, Bound]:
+    """Both bounds of the rows over the output, in one pass with one slope."""
+    run.prepare(run.graph.output)
+    return _both_bounds(run, run.graph.output, form)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polycert.backward import LOWER, UPPER
+from polycert.backward import extent
 from polycert.envelope import Envelope, classes_of
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Form, Identity
@@ -21,7 +21,6 @@ from polycert.methods import get_method, get_relaxations, passes
 from polycert.parallel import Progress, over_batches
 from polycert.precision import error_model, holds, live_graph, plain_products
 from polycert.records import Certificates
-from polycert.rounding import Rounding
 from polycert.sets import Array, Ball, Region
 
 
@@ -170,18 +169,13 @@ def bounds(
     region = ball.at(inputs.to(graph.dtype))
     rounding = error_model(graph) if rigorous else None
     form, shape = _spec_form(graph, spec)
-    final = get_method(method).final
     with plain_products(graph.device) if rigorous else nullcontext():
         runs = passes(graph, region, method, relaxation, rounding)
-        lowers = [_value(region, final(run, form, LOWER), rounding, 0) for run in runs]
-        uppers = [_value(region, final(run, form, UPPER), rounding, 1) for run in runs]
-    lower, upper = torch.stack(lowers).amax(0), torch.stack(uppers).amin(0)
+        found = [extent(run, *get_method(method).sides(run, form), joint=True) for run in runs]
+    lower, upper = found[0]
+    for low, high in found[1:]:
+        lower, upper = torch.maximum(lower, low), torch.minimum(upper, high)
     return Bounds(lower.reshape(-1, *shape), upper.reshape(-1, *shape))
-
-
-def _value(region: Region, bound: tuple[Form, Tensor, Tensor | None], rounding: Rounding | None, side: int) -> Tensor:
-    form, offset, _ = bound
-    return region.extremes(form, rounding, joint=True)[side] + offset
 
 
 def _spec_form(graph: Graph, spec: Array | None) -> tuple[Form, tuple[int, ...]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from polycert.backward import Bound, Pass, final_by_backward, hidden_by_backward, pull
+from polycert.backward import LOWER, UPPER, Bound, Pass, both_by_backward, final_by_backward, hidden_by_backward, pull
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Form
 from polycert.forward import ForwardPass, final_by_forward
@@ -60,20 +60,30 @@ def final_by_interval(run: Pass, form: Form, side: int) -> Bound:
 
 
 class Method(NamedTuple):
-    """Where hidden bounds come from, how the final rows are bounded, and how many coefficients that takes."""
+    """Where hidden bounds come from, how the final rows are bounded, and how many coefficients that takes.
+
+    `both` gives both sides of the final rows where that is less work than one after the other.
+    """
 
     hidden: Callable[[Pass, int], Interval]
     final: Callable[[Pass, Form, int], Bound]
     run: type[Pass] = Pass
     sloped: bool = True
     numbers: Callable[[Graph], int] = of_rows  # of one sample
+    both: Callable[[Pass, Form], tuple[Bound, Bound]] | None = None
+
+    def sides(self, run: Pass, form: Form) -> tuple[Bound, Bound]:
+        """The lower and the upper bound of rows over the output."""
+        if self.both is not None:
+            return self.both(run, form)
+        return self.final(run, form, LOWER), self.final(run, form, UPPER)
 
 
 METHODS: dict[str, Method] = {
     "ibp": Method(hidden_by_interval, final_by_interval, sloped=False),
     "forward": Method(hidden_by_backward, final_by_forward, run=ForwardPass),
-    "crown": Method(hidden_by_backward, final_by_backward),
-    "crown-ibp": Method(hidden_by_interval, final_by_backward),
+    "crown": Method(hidden_by_backward, final_by_backward, both=both_by_backward),
+    "crown-ibp": Method(hidden_by_interval, final_by_backward, both=both_by_backward),
     "alpha-crown": Method(hidden_by_backward, final_by_slopes, numbers=of_slopes),
 }
 
