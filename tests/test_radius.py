@@ -107,6 +107,17 @@ def test_evaluations_on_a_released_checkpoint(shared: Path, name: str) -> None:
     assert int(apart.sum()) <= 1
 
 
+def test_margins_that_fall_off_a_cliff_cost_little_more(shared: Path) -> None:
+    """Bounds of a deeper network are good up to some eps and useless right after it; halving needs 12."""
+    net = pc.load(shared / "zoo" / "relu_linf__mnist_cnn" / "mnist_cnn_l1_c-per.npz")
+    sample = pc.data.load("mnist-sample", "test")
+    settings = {"upper": 0.4, "low": 0.0, "high": 1.0, "tolerance": 1e-4, "rigorous": False}
+    x, y = sample.x[:20], sample.y[:20]
+    found, halved = (pc.largest_radius(net, x, y, strategy=s, **settings) for s in ("root", "bisection"))
+    assert float(found.evaluations.float().mean()) <= 8.5
+    assert float((found.radius - halved.radius).abs().max()) <= 2e-4
+
+
 @pytest.mark.parametrize("boxed", [True, False])
 @pytest.mark.parametrize("norm", [1, 1.5, 2, math.inf])
 def test_the_distance_beyond_the_ball_is_the_smallest_of_all(problem: Problem, norm: float, boxed: bool) -> None:

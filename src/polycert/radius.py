@@ -61,6 +61,9 @@ class Radii:
         save_frame(self.to_frame(), path)
 
 
+CLIFF = 10.0  # times as steep as before
+
+
 class Point(NamedTuple):
     """An eps that was tried and a value found there, `[batch]` each; NaN where there is none."""
 
@@ -79,8 +82,9 @@ class Point(NamedTuple):
 class Bracket(NamedTuple):
     """The state of the search, all `[batch]`, float64: `low` is certified, `high` failed (or is the upper end).
 
-    Three points of the margin (the largest certified eps tried, the smallest failed one, the one before) and the two
-    of the gap d(eps) - eps nearest to 0 serve to guess the crossing. `run` counts how often the same side came up.
+    Points of the margin (the largest certified eps tried, the smallest failed one, the one before on the side that was
+    tried last, and the failed one before) and the two of the gap d(eps) - eps nearest to 0 serve to guess the crossing.
+    `run` counts how often the same side came up.
     """
 
     low: Tensor
@@ -88,8 +92,10 @@ class Bracket(NamedTuple):
     certified: Point
     failed: Point
     before: Point
+    failed_before: Point
     near: Point
     nearer: Point
+    start: Tensor  # the margin at eps = 0
     run: Tensor
     tries: Tensor
 
@@ -124,14 +130,18 @@ def _guess(bracket: Bracket, tolerance: float) -> Tensor:
 
     A failed eps just above the crossing closes the bracket from both ends at once: it is the upper end, and its
     distance d(eps) the lower. Guesses, best first: a secant on the gap, a parabola through three margins, a power law
-    between two; halving where none fits or one side has come up too often.
+    between two; halving where none fits or one side has come up too often. Of deep networks the margin falls off a
+    cliff, and only the failed side tells where.
     """
     low, high = bracket.low, bracket.high
     step = torch.minimum(torch.full_like(low, 0.3 * tolerance), 0.1 * (high - low))
-    found = _middle(bracket, tolerance)
-    for guess in (_power_law(bracket), _parabola(bracket), _secant(bracket, tolerance)):
+    middle = _middle(bracket, tolerance)
+    cliff = _cliff(bracket)
+    smooth = torch.where(cliff, torch.nan, _power_law(bracket)), torch.where(cliff, torch.nan, _parabola(bracket))
+    found = middle
+    for guess in (_foot(bracket), *smooth, _secant(bracket, tolerance)):
         found = torch.where((guess > low) & (guess < high), guess, found)
-    found = torch.where((bracket.run != 0) & (bracket.run % 4 == 0), _middle(bracket, tolerance), found)
+    found = torch.where((bracket.run != 0) & (bracket.run % 4 == 0), middle, found)
     return torch.maximum(torch.minimum(found, high - step), low + step)
 
 
@@ -150,6 +160,18 @@ def _parabola(bracket: Bracket) -> Tensor:
     slope = second + (c - b) * bend
     root = (slope * slope - 4 * fc * bend).sqrt()
     return c - 2 * fc / torch.where(slope > 0, slope + root, slope - root)
+
+
+def _cliff(bracket: Bracket) -> Tensor:
+    """Whether the margin falls that much faster ahead than it has fallen so far."""
+    (a, fa), (b, fb) = bracket.certified, bracket.failed
+    return (a > 0) & ((fa - fb) * a > CLIFF * (bracket.start - fa).clamp(min=0) * (b - a))
+
+
+def _foot(bracket: Bracket) -> Tensor:
+    """Zero of the line through two failed margins; NaN before there are two."""
+    (a, fa), (b, fb) = bracket.failed, bracket.failed_before
+    return a - fa * (b - a) / (fb - fa)
 
 
 def _power_law(bracket: Bracket) -> Tensor:
@@ -304,7 +326,8 @@ def _first(outputs: Tensor, label: Tensor, upper: float) -> Bracket:
     high = torch.where(margin > 0, torch.full_like(zero, upper), zero)
     nowhere = Point(torch.full_like(zero, torch.nan), torch.full_like(zero, torch.nan))
     count = torch.zeros_like(label)
-    return Bracket(zero, high, Point(zero, margin), nowhere, nowhere, nowhere, nowhere, count, count)
+    points = Point(zero, margin), nowhere, nowhere, nowhere, nowhere, nowhere
+    return Bracket(zero, high, *points, margin, count, count)
 
 
 def _narrowed(bracket: Bracket, eps: Tensor, verdict: Verdict, partial: bool) -> Bracket:
@@ -324,8 +347,10 @@ def _narrowed(bracket: Bracket, eps: Tensor, verdict: Verdict, partial: bool) ->
         certified=_pick(yes, here, bracket.certified),
         failed=_pick(yes, bracket.failed, here),
         before=_pick(yes, bracket.certified, bracket.failed),
+        failed_before=_pick(yes, bracket.failed_before, bracket.failed),
         near=_pick(closest, bracket.nearer, _pick(closer, gap, bracket.near)),
         nearer=_pick(closest, gap, bracket.nearer),
+        start=bracket.start,
         run=torch.where(yes, bracket.run.clamp(min=0) + 1, bracket.run.clamp(max=0) - 1),
         tries=bracket.tries + 1,
     )
