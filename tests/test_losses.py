@@ -352,7 +352,7 @@ def test_the_attack_starts_at_random_points_and_takes_steps_of_a_fifth(
     assert float((first - later).abs().amax(1).min()) > 1e-3
 
 
-def test_a_fixed_step_of_the_attack_is_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fixed_step_of_the_attack_is_so_long() -> None:
     from polycert.attacks import descend
 
     (_, net), (x, y) = network("relu"), batch()

@@ -62,7 +62,7 @@ class RunFolder:
 
     def _check_foreign(self, recipe: str) -> None:
         """Refuse to write over files that no run of this recipe has left; one killed in its first epoch may have."""
-        own = self.started or (self.recipe.is_file() and self.recipe.read_text(encoding="utf-8") == recipe)
+        own = self.started or (self.recipe.is_file() and self.recipe.read_bytes() == recipe.encode())
         found = [file.name for file in (self.recipe, self.model, self.metrics) if file.exists()]
         if found and not own:
             raise PolycertError(

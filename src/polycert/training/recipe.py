@@ -17,7 +17,7 @@ from polycert.training.methods import METHODS, OWN_KEYS, make_loss
 from polycert.training.schedules import AnySchedule, Constant, Number, Schedule
 
 Positive = Annotated[int, Field(ge=1)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PIECEWISE_LINEAR = ("relu", "leaky_relu")
 ACTIVATIONS = ("relu", "leaky_relu", "sigmoid", "tanh")
 
@@ -79,15 +79,15 @@ class Recipe(BaseModel):
     warm_up: Annotated[int, Field(ge=0)] = 0
     warm_up_method: Annotated[str, _one_of(("plain", "at"))] = "at"
     lr: AnySchedule = Constant(value=1e-3)
-    lr_warm_up: Weight = 0.0
-    weight_decay: Weight = 0.0
+    lr_warm_up: NotNegative = 0.0
+    weight_decay: NotNegative = 0.0
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     average: Annotated[float, Field(gt=0, lt=1)] | None = None
-    average_from: Weight = 0.0
+    average_from: NotNegative = 0.0
     augment: Literal["none", "flip-crop", "shift"] = "none"
     select: Literal["last", "best"] = "last"
-    l1: Weight = 0.0
-    stability: Weight = 0.0
+    l1: NotNegative = 0.0
+    stability: NotNegative = 0.0
     alpha: AnySchedule | None = None
     gamma: AnySchedule | None = None
     kappa: AnySchedule | None = None
@@ -96,7 +96,7 @@ class Recipe(BaseModel):
     boundary_share: AnySchedule | None = None
     subsample: AnySchedule | None = None
     terms: Positive | None = None
-    weight: Weight | None = None
+    weight: NotNegative | None = None
     gamma_boundary: Annotated[Number, Field(gt=0)] | None = None
     gamma_decision: Annotated[Number, Field(gt=0)] | None = None
     decisions: Positive | None = None
@@ -212,6 +212,7 @@ def _explain(error: ValidationError) -> str:
         return f"recipe: key {key!r} is missing: give it a value"
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "value_error" and not key:  # a rule between keys begins with the one to change
-        return "recipe: key {!r}: {}".format(*message.split(": ", 1))
+        key, _, message = message.partition(": ")
+        return f"recipe: key {key!r}: {message}"
     got = "" if "got" in message else f", got {first['input']!r}"
     return f"recipe: key {key!r}: {message}{got}"
