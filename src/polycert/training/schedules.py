@@ -17,7 +17,7 @@ def number(value: Any) -> Any:
     if isinstance(value, str) and "/" in value:
         try:
             return float(Fraction(value))
-        except (ValueError, ZeroDivisionError):
+        except (ValueError, ZeroDivisionError, OverflowError):
             return value
     return value
 
