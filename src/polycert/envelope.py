@@ -12,7 +12,7 @@ from torch import Tensor
 from polycert.backward import LOWER, Bound
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Differences, Form
-from polycert.forms.dense import rows_dot
+from polycert.forms.products import rows_dot
 from polycert.geometry import dual_norm, least_norm
 from polycert.graph import Graph
 from polycert.methods import get_method, passes

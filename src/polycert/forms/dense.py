@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polycert.forms.base import FlatForm, Form, Pullable, Shape
+from polycert.forms.products import rows_abs_dot, rows_dot
 
 CACHED = 2**20  # numbers
 
@@ -42,9 +43,9 @@ class Dense(FlatForm):
         coef, flat = self.coefficients(), values.flatten(1)
         few = max(1, CACHED // max(1, coef[:1].numel()))
         if len(coef) <= few:
-            return rows_dot(coef.abs(), flat)
+            return rows_abs_dot(coef, flat)
         beside = flat.expand(len(coef), -1).split(few)
-        return torch.cat([rows_dot(part.abs(), v) for part, v in zip(coef.split(few), beside, strict=True)])
+        return torch.cat([rows_abs_dot(part, v) for part, v in zip(coef.split(few), beside, strict=True)])
 
     def scale(self, factor: Tensor) -> Form:
         """Elementwise; put off where the coefficients are shared and the factor is not."""
@@ -92,15 +93,6 @@ def split_by_sign(coef: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     return torch.where(coef >= 0, positive, negative) * coef
 
 
-def rows_dot(coef: Tensor, values: Tensor) -> Tensor:
-    """`[batch or 1, rows, n] . [batch or 1, n]` without copying what is shared."""
-    if coef.shape[0] == 1:
-        return values @ coef[0].T
-    if values.shape[0] == 1:
-        return coef @ values[0]
-    return (values.unsqueeze(1) @ coef.transpose(1, 2)).squeeze(1)  # ten times faster than with the vector on the right
-
-
 @dataclass(frozen=True)
 class Scaled(FlatForm):
     """Rows shared by all samples times one factor per sample and entry, multiplied out only where needed."""
@@ -124,7 +116,7 @@ class Scaled(FlatForm):
 
     def abs_dot(self, values: Tensor) -> Tensor:
         """As `dot` with absolute coefficients."""
-        return rows_dot(self.coef.flatten(2).abs(), (self.factor.abs() * values).flatten(1))
+        return rows_abs_dot(self.coef.flatten(2), (self.factor.abs() * values).flatten(1))
 
     def scale(self, factor: Tensor) -> Scaled:
         """Factors multiply."""
