@@ -32,7 +32,8 @@ def validate(net: Network, x: Tensor, y: Tensor, ball: Ball, certified: int, bat
 def _proved(net: Network, graph: Graph, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
     """Whether `crown` proves the whole ball. What one step of an attack breaks is not asked: bounds cost far more."""
     struck = descend(graph, ball.at(x), y, x, steps=1, step=1.0)
-    proved = margin_of(graph.forward(struck), y) > 0
-    if bool(proved.any()):
-        proved[proved.clone()] = (envelope(net, x[proved], y[proved], ball).margins() > 0).all(1)
+    left = margin_of(graph.forward(struck), y) > 0
+    proved = torch.zeros_like(left)
+    if bool(left.any()):
+        proved[left] = (envelope(net, x[left], y[left], ball).margins() > 0).all(1)
     return proved
