@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import polycert as pc
 from cases import CASES, EPS, NORMS, PAIRS, Case, ball, fresh, in_double, inputs, ready
 from polycert.relaxations import RELAXATIONS
-from polycert.rounding import LIBRARY_ULPS, Rounding, round_down, round_up
+from polycert.rounding import LIBRARY_ULPS, Rounding, difference_up, number_up, round_down, round_up
 from polycert.rules import Activation, Interval, Lines
-from polycert.rules.activation import Arctan, LeakyRelu, Tanh
+from polycert.rules.activation import Arctan, LeakyRelu, Relu, Tanh
 from solvers import exact_values
 
 F32, F64 = torch.float32, torch.float64
@@ -89,7 +89,8 @@ def leaky(leak: float) -> tuple[Activation, Callable, Callable]:
 
 
 ACTIVATIONS: dict[str, tuple[Activation, Callable, Callable]] = {
-    "relu": (LeakyRelu(()), lambda z: np.maximum(z, 0), lambda z: max(z, 0)),
+    "relu": (Relu(()), lambda z: np.maximum(z, 0), lambda z: max(z, 0)),
+    "leaky 0": leaky(0.0),
     "leaky 0.1": leaky(0.1),
     "leaky -0.3": leaky(-0.3),
     "leaky 1.7": leaky(1.7),
@@ -166,6 +167,38 @@ def test_any_slope_is_sound(name: str) -> None:
         assert bool((value <= found.upper + slack).all())
 
 
+def test_relu_is_leaky_with_leak_0() -> None:
+    """Lines, intervals and gradients of the short way against those of the long one."""
+    given = intervals(F64, 2000)
+    ends = [end.clone().requires_grad_() for end in given]
+    found = []
+    for activation in (Relu(()), LeakyRelu(())):
+        lines = RELAXATIONS["parallel"](activation, Interval(*ends), Rounding(F64, 20))
+        weights = torch.randn(3, 2000, dtype=F64, generator=generator(3))
+        total = sum((w * v).sum() for w, v in zip(weights, lines[:2] + lines[3:4], strict=True))
+        slopes = torch.autograd.grad(total, ends)
+        values = (*lines, *slopes, *activation.interval(given), activation.peak(*given))
+        found.append([value.detach() for value in values])
+    apart = (given.lower != 0) & (given.upper != 0)  # an end at the kink may have any slope
+    for short, long in zip(*found, strict=True):
+        assert torch.allclose(short[apart], long[apart], rtol=1e-9, atol=1e-9 * float(long.abs().max()))
+    straight = (given.lower >= 0) | (given.upper <= 0)
+    assert bool((found[0][3][straight] == 0).all())  # to the bit: such units leave the sums
+
+
+@pytest.mark.parametrize("ends", [(-1.0, math.inf), (-math.inf, 1.0), (math.nan, 1.0), (-1.0, math.nan)])
+def test_ends_that_are_no_numbers_never_become_a_bound(ends: tuple[float, float]) -> None:
+    slope, (low, high) = Relu(()).parallel(*(torch.tensor([end]) for end in ends))
+    assert not bool(torch.isfinite(slope + low + high).any())
+
+
+def test_relu_has_finite_gradients_where_the_ends_meet() -> None:
+    ends = torch.tensor([0.0, 1.0, -1.0, 1e-40]).requires_grad_()
+    slope, (_, high) = Relu(()).parallel(ends, ends)
+    slopes = torch.autograd.grad((slope + high).sum(), ends)[0]
+    assert torch.equal(slopes, torch.zeros(4))
+
+
 # --- the input set -------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +228,22 @@ def test_rounding_to_a_shorter_type_goes_one_way() -> None:
     assert bool((round_up(values, F32).double() >= values).all())
     kept = values.float()
     assert torch.equal(round_down(kept.double(), F32), kept)
+    assert [number_up(value, F32) for value in values.tolist()] == round_up(values, F32).tolist()
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_differences_are_rounded_up(dtype: torch.dtype) -> None:
+    draw = generator(4)
+    small = torch.finfo(dtype).tiny
+    scale = torch.tensor([1.0, 1e-3, 1e-20, small, 4 * small, small * torch.finfo(dtype).eps]).to(dtype)
+    pair = torch.rand(2, 300, len(scale), generator=draw, dtype=dtype) * scale
+    pair[:, ::3] = pair[:, ::3].sort(0).values  # some close together, some equal
+    pair[0, ::5] = pair[1, ::5]
+    more, less = torch.maximum(*pair), torch.minimum(*pair)
+    found = difference_up(more - less)
+    for a, b, up in zip(more.flatten().tolist(), less.flatten().tolist(), found.flatten().tolist(), strict=True):
+        assert Fraction(up) >= Fraction(a) - Fraction(b)
+        assert (up == 0) == (a == b)
 
 
 @pytest.mark.parametrize("norm", NORMS)

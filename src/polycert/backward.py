@@ -185,8 +185,9 @@ class Sums:
 
     def linear(self, form: Form, node: Node, op: Linear) -> None:
         """Rows over an affine op: its bias, and the error of pulling through it."""
-        if op.bias is not None:
-            self.middle = self.middle + form.dot(op.bias)
+        bias = op.bias
+        if bias is not None:
+            self.middle = self.middle + form.dot(bias)
         if self.run.rounding is not None:
             self.slack = self.slack + _linear_slack(self.run, node, op, form)
 

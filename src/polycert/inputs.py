@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
             f"inputs have samples of shape {tuple(given.shape[1:])} but the network takes {network.input_shape}"
         )
     wide = given if given.dtype == torch.float64 else given.to(network.dtype)
-    if not bool(torch.isfinite(wide).all()):
+    if not all_finite(wide):
         raise PolycertError("inputs contain NaN or infinite values: clean them first")
     return network, wide
 
@@ -40,14 +42,20 @@ def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:
         raise PolycertError(
             f"labels must be {len(prediction)} integers, got {label.dtype} of shape {tuple(label.shape)}"
         )
-    if bool(((label < 0) | (label >= classes)).any()):
-        raise PolycertError(f"labels must be in 0 … {classes - 1}, got {int(label.min())} … {int(label.max())}")
+    least, most = (int(end) for end in label.aminmax())
+    if least < 0 or most >= classes:
+        raise PolycertError(f"labels must be in 0 … {classes - 1}, got {least} … {most}")
     return label.long()
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite; only where their sum is are they looked at one by one."""
+    return math.isfinite(values.sum()) or bool(torch.isfinite(values).all())
 
 
 def check_finite(graph: Graph, values: Tensor) -> None:
     """Weights that are not finite show in the output."""
-    if not bool(torch.isfinite(values).all()):
+    if not all_finite(values):
         raise PolycertError(
             "the network's output is not finite for these inputs: its weights hold NaN or infinite values, or overflow"
         )

@@ -38,7 +38,7 @@ def judge(env: Envelope, *, beyond: bool = False) -> Verdict:
     `beyond`: also where it settles all rows of a sample, the distance to the nearest of them.
     """
     margins = env.margins()
-    open_rows = ~((margins > 0) & torch.isfinite(margins))
+    open_rows = ~((margins > 0) & (margins < torch.inf))
     eps = env.region.eps
     distance = _put_distances(torch.full_like(margins, torch.inf, dtype=torch.float64), env, open_rows)
     if beyond:
@@ -47,8 +47,8 @@ def judge(env: Envelope, *, beyond: bool = False) -> Verdict:
     certified = nearest_distance > eps
     margin, by_margin = margins.min(1)
     row = torch.where(certified, by_margin, by_distance)
-    slack = torch.zeros_like(margins) if env.slack is None else env.slack
-    unsettled = ~certified & (margins + SECOND_LOOK * slack > 0).all(1)
+    close = margins if env.slack is None else margins + SECOND_LOOK * env.slack
+    unsettled = ~certified & (close > 0).all(1)
     nearest = env.classes.gather(1, row[:, None]).squeeze(1)
     radius = torch.minimum(nearest_distance, eps)
     return Verdict(radius, certified, margin.double(), nearest, nearest_distance, unsettled)

@@ -19,8 +19,7 @@ Relaxation = Callable[[Activation, Interval, Rounding | None], Lines]
 
 def parallel(activation: Activation, given: Interval, rounding: Rounding | None = None) -> Lines:
     """One slope for both lines, analytic and differentiable."""
-    slope = activation.chord(given.lower, given.upper)
-    low, high = activation.extent(slope, given.lower, given.upper)
+    slope, (low, high) = activation.parallel(given.lower, given.upper)
     return Lines(slope, low, slope, high, _error(activation, slope, given, rounding))
 
 

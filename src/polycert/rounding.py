@@ -6,6 +6,7 @@ wrong by at most `gamma(n) = n u / (1 - n u)` times the sum of the terms' sizes.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -60,11 +61,25 @@ def outward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 def round_down(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert to `dtype` without ever going up."""
-    converted = values.to(dtype)
-    inf = torch.tensor(torch.inf, dtype=dtype, device=values.device)
-    return torch.where(converted.to(values.dtype) > values, torch.nextafter(converted, -inf), converted)
+    return -round_up(-values, dtype)
 
 
 def round_up(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert to `dtype` without ever going down."""
-    return -round_down(-values, dtype)
+    converted = values.to(dtype)
+    inf = torch.tensor(torch.inf, dtype=dtype, device=values.device)
+    return torch.where(converted.to(values.dtype) < values, torch.nextafter(converted, inf), converted)
+
+
+@lru_cache(maxsize=1024)
+def number_up(value: float, dtype: torch.dtype) -> float:
+    """A number that `dtype` holds, none below the one given."""
+    return float(round_up(torch.tensor(value, dtype=torch.float64), dtype))
+
+
+def difference_up(difference: Tensor) -> Tensor:
+    """A computed difference `a - b >= 0` made no smaller than the true one; 0 stays 0.
+
+    It is wrong by one rounding, or exact where it is so small that the product would round to itself.
+    """
+    return difference * (1 + 2 * torch.finfo(difference.dtype).eps)

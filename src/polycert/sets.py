@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from typing import Literal, get_args
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from polycert.errors import PolycertError
 from polycert.forms import Form
 from polycert.geometry import dual_norm, largest_drop, power_norm
-from polycert.rounding import Rounding, outward, round_down, round_up
+from polycert.rounding import Rounding, difference_up, number_up, outward, round_down, round_up
 from polycert.rules.base import Interval
 
 Array = Tensor | np.ndarray
@@ -74,8 +74,8 @@ class Ball:
             x.detach(),
             self.norm,
             eps.expand(len(x)),
-            _side(self.low, shape, x, round_down),
-            _side(self.high, shape, x, round_up),
+            _side(self.low, shape, x, -1),
+            _side(self.high, shape, x, 1),
             self.minimum,
         )
         region.check_inside()
@@ -99,8 +99,7 @@ class Region:
 
     def check_inside(self) -> None:
         """Samples must lie in the box: a radius around a point outside it means nothing."""
-        below = self.low is not None and bool((self.x < self.low).any())
-        if below or (self.high is not None and bool((self.x > self.high).any())):
+        if not torch.equal(self.clip(self.x), self.x):
             raise PolycertError("inputs lie outside the box [low, high]: scale them, or widen the box")
 
     def __getitem__(self, index: Tensor | slice) -> Region:
@@ -230,8 +229,7 @@ class Region:
     def rooms(self) -> tuple[Tensor, Tensor]:
         """How far each coordinate may go down and up inside the ball's own box: `[batch, *shape]` each, rounded up."""
         down, up = self.x - self.box.lower, self.box.upper - self.x
-        # No room at all is exact and stays so.
-        return torch.where(down > 0, outward(down, down)[1], 0), torch.where(up > 0, outward(up, up)[1], 0)
+        return difference_up(down.clamp(min=0)), difference_up(up.clamp(min=0))
 
     def box_rooms(self) -> tuple[Tensor, Tensor] | None:
         """The same inside the given box alone, or None without one; exact in float64 for float32 inputs."""
@@ -274,14 +272,13 @@ class Region:
         return torch.stack(draws)
 
 
-Round = Callable[[Tensor, torch.dtype], Tensor]
-
-
-def _side(value: float | Array | None, shape: tuple[int, ...], like: Tensor, outwards: Round) -> Tensor | None:
-    """One side of the box as `[1, *shape]`, rounded outward to the type of the inputs."""
+def _side(value: float | Array | None, shape: tuple[int, ...], like: Tensor, sign: int) -> Tensor | None:
+    """One side of the box as `[1, *shape]`, rounded outward to the type of the inputs; `sign` -1 for the lower one."""
     if value is None:
         return None
-    side = outwards(torch.as_tensor(value, dtype=torch.float64, device=like.device), like.dtype)
+    if isinstance(value, Real):
+        return like.new_full((), sign * number_up(sign * float(value), like.dtype)).expand(1, *shape)
+    side = sign * round_up(sign * torch.as_tensor(value, dtype=torch.float64, device=like.device), like.dtype)
     try:
         return side.expand(1, *shape)
     except RuntimeError:
@@ -293,7 +290,7 @@ def _side(value: float | Array | None, shape: tuple[int, ...], like: Tensor, out
 def _centre(box: Interval) -> tuple[Tensor, Tensor]:
     centre = (box.lower + box.upper) / 2
     half = torch.maximum(box.upper - centre, centre - box.lower)
-    return centre, torch.where(half > 0, outward(half, half)[1], half)
+    return centre, difference_up(half)
 
 
 def _root(total: Tensor, order: float) -> Tensor:

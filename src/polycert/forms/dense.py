@@ -41,7 +41,7 @@ class Dense(FlatForm):
     def abs_dot(self, values: Tensor) -> Tensor:
         """As `dot` with absolute coefficients, a few samples' at a time: a copy of them all would leave the cache."""
         coef, flat = self.coefficients(), values.flatten(1)
-        few = max(1, CACHED // max(1, coef[:1].numel()))
+        few = max(1, CACHED // max(1, math.prod(coef.shape[1:])))
         if len(coef) <= few:
             return rows_abs_dot(coef, flat)
         beside = flat.expand(len(coef), -1).split(few)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from polycert.forms import Shape
 from polycert.rounding import Rounding
@@ -18,7 +20,7 @@ SEARCH_STEPS = 30
 
 @dataclass(frozen=True, eq=False)
 class LeakyRelu(Activation):
-    """`max(z, 0) + leak * min(z, 0)`; ReLU for leak 0. The leak may be negative or above 1."""
+    """`max(z, 0) + leak * min(z, 0)`. The leak may be negative or above 1."""
 
     out_shape: Shape
     leak: float = 0.0
@@ -30,8 +32,6 @@ class LeakyRelu(Activation):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """The value."""
-        if self.leak == 0:
-            return inputs[0].relu()
         return torch.where(inputs[0] >= 0, inputs[0], self.leak * inputs[0])
 
     def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
@@ -41,7 +41,7 @@ class LeakyRelu(Activation):
         bottom, top = torch.minimum(low, high), torch.maximum(low, high)
         if self.leak < 0:
             bottom = torch.where((lower < 0) & (upper > 0), torch.zeros_like(bottom), bottom)
-        if rounding is None or self.leak == 0:
+        if rounding is None:
             return Interval(bottom, top)
         error = rounding.library(torch.maximum(low.abs(), high.abs()))
         return Interval(bottom - error, top + error)
@@ -75,6 +75,56 @@ class LeakyRelu(Activation):
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """At one of the ends."""
         return torch.maximum(self.forward(lower).abs(), self.forward(upper).abs())
+
+
+@dataclass(frozen=True, eq=False)
+class Relu(LeakyRelu):
+    """`max(z, 0)`: most networks' activation, in fewer operations."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The value."""
+        return inputs[0].relu()
+
+    def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
+        """Increasing, and exact."""
+        return Interval(*(end.relu() for end in inputs[0]))
+
+    def chord(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Through both ends."""
+        return self.parallel(lower, upper)[0]
+
+    def parallel(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Interval]:
+        """`f(z) - slope z` is 0 at the kink, the lowest, and the same at both ends."""
+        slope, offset = _ReluChord.apply(lower, upper)  # type: ignore[no-untyped-call]
+        return slope, Interval(torch.zeros_like(offset), offset)
+
+    def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """At the upper end."""
+        return upper.relu()
+
+
+class _ReluChord(torch.autograd.Function):
+    """Slope and height at 0 of the line through both ends: 1 and 0 right of the kink, 0 and 0 left of it."""
+
+    @staticmethod
+    def forward(ctx: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        below, above = lower.clamp(max=0), upper.clamp(min=0)
+        width = above - below
+        width += width == 0
+        slope = above / width
+        offset = (slope * below).neg_()
+        ctx.save_for_backward(slope, offset, width)
+        return slope, offset
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_slope: Tensor, by_offset: Tensor) -> tuple[Tensor, Tensor]:
+        slope, offset, width = ctx.saved_tensors
+        straight = offset == 0
+        turn = (by_slope / width).masked_fill_(straight, 0)
+        rise = by_offset.masked_fill(straight, 0)
+        rest = 1 - slope
+        return slope * (turn - slope * rise), rest * (turn + rest * rise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,8 +270,8 @@ class Arctan(SShaped):
 
 
 @rule("aten.relu.default", "aten.relu_.default")
-def _relu(call: Call) -> LeakyRelu:
-    return LeakyRelu(call.out_shape)
+def _relu(call: Call) -> Relu:
+    return Relu(call.out_shape)
 
 
 @rule("aten.leaky_relu.default", "aten.leaky_relu_.default")

@@ -250,6 +250,11 @@ class Activation(Op):
     def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Smallest and largest value of `f(z) - slope z` on the interval."""
 
+    def parallel(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Interval]:
+        """The chord's slope, and the extent for it."""
+        slope = self.chord(lower, upper)
+        return slope, self.extent(slope, lower, upper)
+
     @abstractmethod
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """An upper bound of |f| on the interval."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polycert.forms import Shape
-from polycert.rules.activation import LeakyRelu
+from polycert.rules.activation import Relu
 from polycert.rules.affine import Add, Elementwise
 from polycert.rules.base import Call, constant_rows, rule
 from polycert.rules.convolution import Conv2d
@@ -26,7 +26,7 @@ def larger(recipe: Recipe, first: int, second: int) -> int:
     """The larger of two nodes of one shape."""
     shape = recipe.shapes[first]
     gap = recipe.add(Add(shape, (1, -1)), first, second)
-    rise = recipe.add(LeakyRelu(shape), gap)
+    rise = recipe.add(Relu(shape), gap)
     return recipe.add(Add(shape, (1, 1)), second, rise)
 
 
@@ -116,8 +116,8 @@ def clipped(shape: Shape, low: float | None, high: float | None, like: Tensor) -
 def _raised(recipe: Recipe, node: int, low: float, like: Tensor) -> int:
     shape = recipe.shapes[node]
     if low == 0:
-        return recipe.add(LeakyRelu(shape), node)
-    above = recipe.add(LeakyRelu(shape), recipe.add(Elementwise(None, constant_rows(-low, shape, like), shape), node))
+        return recipe.add(Relu(shape), node)
+    above = recipe.add(Relu(shape), recipe.add(Elementwise(None, constant_rows(-low, shape, like), shape), node))
     return recipe.add(Elementwise(None, constant_rows(low, shape, like), shape), above)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from polycert.forms import Shape
-from polycert.rules.activation import LeakyRelu, Tanh
+from polycert.rules.activation import Relu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul
 from polycert.rules.base import Call, Op, Value, rule
 from polycert.rules.products import product
@@ -123,7 +123,7 @@ class Cell:
 
     def rnn_relu(self, x: int, state: State) -> State:
         """`relu(W x + U h + b)`."""
-        return self.recipe.add(LeakyRelu(self.shape), self.sums(x, state[0])[0]), None
+        return self.recipe.add(Relu(self.shape), self.sums(x, state[0])[0]), None
 
 
 KINDS: dict[str, Callable[[Cell, int, State], State]] = {

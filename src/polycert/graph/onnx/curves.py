@@ -14,7 +14,7 @@ from polycert.graph.onnx.folding import FLOAT_TYPES, axis_of
 from polycert.graph.onnx.moving import shifted
 from polycert.graph.onnx.reading import Call, Shape, checked_shape
 from polycert.rules import Op
-from polycert.rules.activation import Arctan, Erf, LeakyRelu, Tanh
+from polycert.rules.activation import Arctan, Erf, LeakyRelu, Relu, Tanh
 from polycert.rules.affine import Add
 from polycert.rules.curves import Elu, Exp, Gelu, Softplus, Square, TanhGelu
 from polycert.rules.maximum import clipped
@@ -32,7 +32,7 @@ def elementwise(make: Callable[[Call, Shape], Op | Recipe]) -> Entry:
     return build
 
 
-TABLE["Relu"] = elementwise(lambda call, shape: LeakyRelu(shape))
+TABLE["Relu"] = elementwise(lambda call, shape: Relu(shape))
 TABLE["LeakyRelu"] = elementwise(lambda call, shape: LeakyRelu(shape, leak=float(call.get("alpha", 0.01))))
 TABLE["Abs"] = elementwise(lambda call, shape: LeakyRelu(shape, leak=-1.0))
 TABLE["Tanh"] = elementwise(lambda call, shape: Tanh(shape))
@@ -88,8 +88,8 @@ def _prelu(b: Building, call: Call, inputs: Inputs) -> Value:
     """`relu(x) - leak relu(-x)`, with a leak for each channel."""
     x, leak = variable(call, inputs[0]), floats(call, inputs, 1)
     shape = b.nodes[x.index].shape
-    right = b.put(call, LeakyRelu(shape), x.shape, x)
-    left = b.put(call, LeakyRelu(shape), x.shape, shifted(b, call, x, -1.0, None, exact=True))
+    right = b.put(call, Relu(shape), x.shape, x)
+    left = b.put(call, Relu(shape), x.shape, shifted(b, call, x, -1.0, None, exact=True))
     return b.put(call, Add(shape, (1, -1)), x.shape, right, shifted(b, call, left, leak, None, exact=True))
 
 

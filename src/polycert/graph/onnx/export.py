@@ -18,7 +18,7 @@ from polycert.graph.network import Network
 from polycert.graph.onnx.reading import Program, read_program
 from polycert.graph.onnx.replay import Replay, agree
 from polycert.records import whole_file
-from polycert.rules.activation import Arctan, Erf, LeakyRelu, Tanh
+from polycert.rules.activation import Arctan, Erf, LeakyRelu, Relu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul, Mean
 from polycert.rules.convolution import Conv2d
 from polycert.rules.curves import Elu, Exp, Gelu, Silu, Softplus, Square, TanhGelu
@@ -148,10 +148,6 @@ def _pick(w: Writing, op: Pick, inputs: list[str]) -> str:
     return w.op("Reshape", w.op("Gather", padded, w.store(index), axis=1), w.store([-1, *op.out_shape]))
 
 
-def _leaky(w: Writing, op: LeakyRelu, inputs: list[str]) -> str:
-    return w.op("Relu", *inputs) if op.leak == 0 else w.op("LeakyRelu", *inputs, alpha=op.leak)
-
-
 def _tanh(w: Writing, op: Tanh, inputs: list[str]) -> str:
     constants = (op.shift, op.outer, op.inner)
     return w.op({(0.0, 1.0, 1.0): "Tanh", (0.5, 0.5, 0.5): "Sigmoid"}[constants], *inputs)
@@ -177,11 +173,12 @@ WRITERS: dict[type, Callable[[Writing, Any, list[str]], str]] = {
     Erf: lambda w, op, inputs: w.op("Erf", *inputs),
     Exp: lambda w, op, inputs: w.op("Exp", *inputs),
     Gelu: lambda w, op, inputs: w.op("Gelu", *inputs),
-    LeakyRelu: _leaky,
+    LeakyRelu: lambda w, op, inputs: w.op("LeakyRelu", *inputs, alpha=op.leak),
     MatMul: _matmul,
     Mean: _matmul,
     Permute: _permute,
     Pick: _pick,
+    Relu: lambda w, op, inputs: w.op("Relu", *inputs),
     Reshape: lambda w, op, inputs: w.op("Reshape", *inputs, w.store([-1, *op.out_shape])),
     Tanh: _tanh,
     TanhGelu: lambda w, op, inputs: w.op("Gelu", *inputs, approximate="tanh"),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from polycert.figures import LIN_COLOUR, PEC_COLOUR, STYLE
 from polycert.relaxations import parallel
 from polycert.reproduce.figures.picture import Picture
-from polycert.rules.activation import LeakyRelu, Tanh
+from polycert.rules.activation import Relu, Tanh
 from polycert.rules.base import Activation, Interval
 
 INTERVALS = {"lower ≤ upper ≤ 0": (-3.0, -0.8), "lower < 0 < upper": (-2.0, 3.0), "0 ≤ lower ≤ upper": (0.8, 3.0)}
@@ -18,7 +18,7 @@ INTERVALS = {"lower ≤ upper ≤ 0": (-3.0, -0.8), "lower < 0 < upper": (-2.0, 
 
 def relu_picture() -> Picture:
     """Figure 6."""
-    return _picture("figure6", "ReLU between two lines of one slope", LeakyRelu(()), "ReLU", "relu(z)")
+    return _picture("figure6", "ReLU between two lines of one slope", Relu(()), "ReLU", "relu(z)")
 
 
 def sigmoid_picture() -> Picture:
