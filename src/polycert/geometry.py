@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 MAX_STEPS = 40
 ENDLESS = 1e30
@@ -116,13 +117,14 @@ class _LeastNorm(torch.autograd.Function):
 def _moves(weight: Tensor, cap: Tensor | None, price: Tensor, length: Tensor, size: Tensor, norm: float) -> Tensor:
     """The optimal `m` (Eq. (5)): full coordinates at their cap, free ones in proportion to `weight^(q - 1)`."""
     full = price < weight
+    if math.isinf(norm):
+        return length[..., None].expand_as(weight) if cap is None else torch.where(full, cap, length[..., None])
     stops = torch.zeros_like(weight) if cap is None else torch.where(full, cap, 0)
     if norm == 1:  # all of what is left in the coordinate that sets the price
         pivot = weight.masked_fill(full, -math.inf).argmax(-1, keepdim=True)
         return stops.scatter(-1, pivot, (length - stops.sum(-1))[..., None])
-    power = 0.0 if math.isinf(norm) else 1 / (norm - 1)
     ratio = weight / torch.where(size > 0, size, 1)[..., None]
-    return torch.where(full, stops, length[..., None] * ratio**power)
+    return torch.where(full, stops, length[..., None] * ratio ** (1 / (norm - 1)))
 
 
 def dual_norm(weight: Tensor, norm: float) -> Tensor:
@@ -144,6 +146,35 @@ def power_norm(weight: Tensor, order: float) -> Tensor:
     empty = total == 0
     root = torch.where(empty, torch.ones_like(total), total) ** (1 / order)
     return torch.where(empty, torch.zeros_like(root), root) * top.squeeze(-1)
+
+
+def signed_powers(coef: Tensor, top: Tensor, order: float) -> tuple[Tensor, Tensor]:
+    """`max(c, 0)^order` and `max(-c, 0)^order` of coefficients in units of `top`, which carries no gradient."""
+    unit = torch.where(top > 0, top, torch.ones_like(top))
+    positive, negative = _SignedPowers.apply(coef, unit, order)  # type: ignore[no-untyped-call]
+    return positive, negative
+
+
+class _SignedPowers(torch.autograd.Function):
+    """In place, and with nothing kept but the coefficients: all rows of a layer are much memory."""
+
+    @staticmethod
+    def forward(ctx: Any, coef: Tensor, unit: Tensor, order: float) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(coef, unit)
+        ctx.order = order
+        return _powers(coef / unit, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_positive: Tensor, by_negative: Tensor) -> tuple[Tensor, None, None]:
+        coef, unit = ctx.saved_tensors
+        positive, negative = _powers(coef / unit, ctx.order - 1)
+        return positive.mul_(by_positive).sub_(negative.mul_(by_negative)).mul_(ctx.order / unit), None, None
+
+
+def _powers(scaled: Tensor, order: float) -> tuple[Tensor, Tensor]:
+    """Of the positive and of the negative part; `scaled` is used up."""
+    return scaled.clamp(min=0).pow_(order), scaled.neg_().clamp_(min=0).pow_(order)
 
 
 def _full(weight: Tensor, price: Tensor | None, cap: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.forms import Form
-from polycert.geometry import dual_norm, largest_drop, power_norm
+from polycert.geometry import dual_norm, largest_drop, power_norm, signed_powers
 from polycert.rounding import Rounding, difference_up, number_up, outward, round_down, round_up
 from polycert.rules.base import Interval
 
@@ -193,19 +193,14 @@ class Region:
             return drop, drop
         order = self.norm / (self.norm - 1)
         coef = form.coefficients()
-        top = coef.detach().abs().amax(-1, keepdim=True)
-        top = torch.where(top > 0, top, torch.ones_like(top))
-        size = (coef.abs() / top) ** order
-        positive = form.with_coefficients(torch.where(coef > 0, size, 0))
-        negative = form.with_coefficients(torch.where(coef < 0, size, 0))
+        top = torch.linalg.vector_norm(coef.detach(), torch.inf, -1, keepdim=True)
+        positive, negative = (form.with_coefficients(size) for size in signed_powers(coef, top, order))
         down, up = ((room > 0).to(coef.dtype) for room in self.rooms())
-        scale = self._per_row(form, top.squeeze(-1)) * self.radius[:, None]
         # Powers of coefficients far below the largest may underflow, and that one may have no room.
         lost = form.length * torch.finfo(coef.dtype).tiny
-        falling = positive.dot(down) + negative.dot(up) + lost
-        rising = positive.dot(up) + negative.dot(down) + lost
-        alone = self._ball_alone(form)
-        return torch.minimum(_root(falling, order) * scale, alone), torch.minimum(_root(rising, order) * scale, alone)
+        (fall, rise), (back, forth) = _dots(positive, down, up), _dots(negative, up, down)
+        scale = self._per_row(form, top.squeeze(-1)) * self.radius[:, None]
+        return _root(fall + back + lost, order) * scale, _root(rise + forth + lost, order) * scale
 
     def _joint(self, form: Form, relative: float) -> Extremes:
         """The exact minimum and maximum over ball and box together."""
@@ -291,6 +286,14 @@ def _centre(box: Interval) -> tuple[Tensor, Tensor]:
     centre = (box.lower + box.upper) / 2
     half = torch.maximum(box.upper - centre, centre - box.lower)
     return centre, difference_up(half)
+
+
+def _dots(form: Form, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Two products with the same rows: at once, and with one gradient, where all samples share them."""
+    if len(form.coefficients()) > 1:
+        return form.dot(first), form.dot(second)
+    both = form.dot(torch.cat([first, second]))
+    return both[: len(first)], both[len(first) :]
 
 
 def _root(total: Tensor, order: float) -> Tensor:

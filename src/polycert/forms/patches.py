@@ -49,7 +49,7 @@ class Patches(Windowed):
 def _grid_dot(coef: Tensor, windows: Tensor) -> Tensor:
     """`[batch or 1, points or 1, rows, n] . [batch or 1, points, n]` -> `[batch, points, rows]`."""
     if coef.shape[:2] == (1, 1):
-        return windows @ coef[0, 0].T
+        return windows @ coef.flatten(0, 2).T
     if coef.shape[0] == 1:
-        return (windows.transpose(0, 1) @ coef[0].transpose(1, 2)).transpose(0, 1)
+        return (windows.transpose(0, 1) @ coef.squeeze(0).transpose(1, 2)).transpose(0, 1)
     return (windows.unsqueeze(2) @ coef.transpose(2, 3)).squeeze(2)

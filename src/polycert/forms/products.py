@@ -12,9 +12,9 @@ from torch.autograd.function import once_differentiable
 def rows_dot(coef: Tensor, values: Tensor) -> Tensor:
     """`[batch or 1, rows, n] . [batch or 1, n]` without copying what is shared."""
     if coef.shape[0] == 1:
-        return values @ coef[0].T
+        return values @ coef.squeeze(0).T  # `coef[0]` would have a gradient full of zeros
     if values.shape[0] == 1:
-        return coef @ values[0]
+        return coef @ values.squeeze(0)
     found: Tensor = _RowsDot.apply(coef, values)  # type: ignore[no-untyped-call]
     return found
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
 
 from polycert.forms import Shape
@@ -70,6 +71,34 @@ class Transposed(torch.autograd.Function):
             if by_weight is not None:
                 by_weight += conv2d_weight(piece, weight.shape, filled(rows[part]), *shape)
         return spread_out(by_rows, live, whole), by_weight, None, None
+
+
+class Overlaid(torch.autograd.Function):
+    """`[n, lines, a]` times one matrix `[a, b]`, the result of each line `step` further on: `[n, length]`."""
+
+    @staticmethod
+    def forward(ctx: Any, lines: Tensor, matrix: Tensor, step: int, length: int) -> Tensor:
+        """Added up in place."""
+        ctx.save_for_backward(lines, matrix)
+        ctx.step = step
+        wide = lines.new_zeros(len(lines), length)
+        for k, line in enumerate(lines.unbind(1)):
+            wide[:, k * step : k * step + matrix.shape[1]].addmm_(line, matrix)
+        return wide
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        """Line by line, into one result."""
+        lines, matrix = ctx.saved_tensors
+        by_lines = torch.empty_like(lines)
+        by_matrix = torch.zeros_like(matrix) if ctx.needs_input_grad[1] else None
+        for k, line in enumerate(lines.unbind(1)):
+            part = gradient[:, k * ctx.step : k * ctx.step + matrix.shape[1]]
+            torch.mm(part, matrix.T, out=by_lines[:, k])
+            if by_matrix is not None:
+                by_matrix.addmm_(line.T, part)
+        return by_lines, by_matrix, None, None
 
 
 def blocks(rows: Tensor, image: Tensor) -> list[slice]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.forms import Form, Identity, Patches, Selected, Shape, Windowed, Windows
-from polycert.rules.adjoint import Geometry, Pair, Transposed, dilated, interleaved
+from polycert.rules.adjoint import Geometry, Overlaid, Pair, Transposed, dilated, interleaved
 from polycert.rules.base import Affine, Call, rule
 
 WIDE = 3  # kernels side by side
@@ -127,12 +127,9 @@ class Conv2d(Affine):
 
         A line of a window weighs the same lines of the input wherever it is, only further down: one matrix for all.
         """
-        matrix = self._line_matrix(coef.shape[-1])
-        flat, line = coef.flatten(2), self.in_shape[0] * reach[1]
-        wide = coef.new_zeros(flat.shape[0], reach[0] * line)
-        for i in range(coef.shape[-3]):
-            begin = i * self.stride[0] * line
-            wide[:, begin : begin + matrix.shape[1]].addmm_(flat[:, i], matrix)
+        line = self.in_shape[0] * reach[1]
+        matrix, step = self._line_matrix(coef.shape[-1]), self.stride[0] * line
+        wide: Tensor = Overlaid.apply(coef.flatten(2), matrix, step, reach[0] * line)  # type: ignore[no-untyped-call]
         return wide
 
     def _line_matrix(self, width: int) -> Tensor:
