@@ -124,6 +124,7 @@ def test_infinite_weights_are_refused() -> None:
     ("arguments", "words"),
     [
         ([], ["give a recipe"]),
+        (["--resume", "--run-dir", "nothing"], ["no recipe file", "nothing"]),
         (["nothing-like-it", "--run-dir", "x"], ["no recipe", "--list"]),
         (["nothing.toml", "--run-dir", "x"], ["no recipe file"]),
         (["mnist-fc1-linf-c-per"], ["--run-dir"]),
@@ -505,7 +506,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["train", str(recipe), "--run-dir", str(tmp_path / "killed")])
     assert refused.exit_code == 1
     assert "--resume" in refused.output
-    resumed = CliRunner().invoke(app, ["train", str(recipe), "--run-dir", str(tmp_path / "killed"), "--resume"])
+    resumed = CliRunner().invoke(app, ["train", "--run-dir", str(tmp_path / "killed"), "--resume"])  # by its own recipe
     assert resumed.exit_code == 0, resumed.output
     whole = trained(tmp_path / "whole", epochs=6, method="c-per+at", attack_steps=2)
     for name in ("checkpoint-6.safetensors", "model.safetensors"):

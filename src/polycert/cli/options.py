@@ -325,7 +325,7 @@ class TrainOptions(Course):
 
     list_recipes: Annotated[bool, about_question("--list", help="List the recipes that come with polycert.")] = False
     show: Annotated[bool, about_question("--show", help="Print the whole recipe instead of training.")] = False
-    resume: Annotated[bool, running("--resume", help="Continue after the last checkpoint in --run-dir.")] = False
+    resume: Annotated[bool, running("--resume", help="Continue the run in --run-dir, by its own recipe.")] = False
     tensorboard: Annotated[bool, running("--tensorboard", help="Write metrics for TensorBoard as well.")] = False
 
 

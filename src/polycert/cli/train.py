@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import typer
@@ -17,6 +18,7 @@ from polycert.cli.slices import progress_bar
 from polycert.processes import Processes, processes
 from polycert.training import Moment, Recipe, Run, library, prepare, train
 from polycert.training.board import board
+from polycert.training.checkpoints import RunFolder
 from polycert.training.files import to_toml
 
 Report = Callable[[Moment], None]
@@ -30,7 +32,7 @@ def train_command(options: TrainOptions) -> None:
         width = max(map(len, found)) + 2
         console.print("\n".join(f"{name:<{width}}{values['about']}" for name, values in found.items()))
         return
-    recipe, folder = checked(options, writes=not options.show)
+    recipe, folder = checked(_continued(options), writes=not options.show)
     if options.show:
         console.print(to_toml(recipe.plain()), end="")
         return
@@ -43,6 +45,13 @@ def train_command(options: TrainOptions) -> None:
             _interrupted(run)
     if team.first:
         console.print(_summary(run, row))
+
+
+def _continued(options: TrainOptions) -> TrainOptions:
+    """A run to be resumed brings its own recipe, unless one is given."""
+    if options.recipe is not None or options.run_dir is None or not options.resume:
+        return options
+    return replace(options, recipe=str(RunFolder(options.run_dir).recipe))
 
 
 def _warn(remark: str) -> None:
