@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polycert import geometry
-from polycert.geometry import dual_norm, largest_drop, least_norm, power_norm
+from polycert.geometry import dual_norm, largest_drop, least_norm, power_norm, signed_powers
 from polycert.rounding import Rounding
 from solvers import bisected_norm, drop_of, exact_drop, norm_of, slsqp_norm
 
@@ -238,6 +238,26 @@ def test_gradients_are_those_of_finite_differences(norm: float, boxed: bool) -> 
     goal = torch.tensor([0.2, 0.5, 0.7], dtype=F64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda w: largest_drop(w, cap, eps, norm), (weight,))
     assert torch.autograd.gradcheck(lambda w, d: least_norm(w, cap, d, norm), (weight, goal))
+
+
+@pytest.mark.parametrize("order", [1.2, 1.5, 2.0, 4.0])
+def test_powers_of_both_signs(order: float) -> None:
+    coef = torch.randn(3, 5, dtype=F64, generator=torch.Generator().manual_seed(4)).requires_grad_()
+    top = coef.detach().abs().amax(-1, keepdim=True)
+    positive, negative = signed_powers(coef, top, order)
+    assert torch.allclose(positive, (coef.clamp(min=0) / top) ** order)
+    assert torch.allclose(negative, ((-coef).clamp(min=0) / top) ** order)
+    assert torch.autograd.gradcheck(lambda c: signed_powers(c, top, order), (coef,))
+
+
+def test_powers_of_tiny_and_of_no_coefficients_have_finite_gradients() -> None:
+    coef = torch.tensor([[1e-39, -2e-39, 0.0], [0.0, 0.0, 0.0]]).requires_grad_()
+    top = coef.detach().abs().amax(-1, keepdim=True)
+    sizes = signed_powers(coef, top, 2.0)
+    # As a row's bound uses them: the root of the sum, in units of its largest coefficient.
+    (slopes,) = torch.autograd.grad((sum(size.sum(-1) for size in sizes) * top.squeeze(-1)).sum(), coef)
+    assert bool(torch.isfinite(slopes).all())
+    assert torch.equal(slopes[1], torch.zeros(3))
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -71,6 +71,17 @@ def test_frame_of_real_certificates_agrees_with_the_tensors() -> None:
     assert (frame.loc[frame["prediction"] != frame["label"], "radius"] == 0).all()
 
 
+@pytest.mark.filterwarnings("error")
+def test_certificates_do_not_change_with_what_they_were_made_from() -> None:
+    net, x, y = torch.nn.Linear(3, 3), torch.rand(2, 3, requires_grad=True), torch.tensor([0, 1])
+    eps = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    certs = pc.certify(net, x, y, pc.Ball(eps=eps))
+    y.fill_(2)
+    eps.fill_(9)
+    assert certs.label.tolist() == [0, 1]
+    assert certs.eps.tolist() == [0.1, 0.2]
+
+
 def test_summary_is_in_per_cent() -> None:
     figures = certificates(8).summary()
     assert figures["n"] == 8

@@ -186,6 +186,26 @@ def test_relu_is_leaky_with_leak_0() -> None:
     assert bool((found[0][3][straight] == 0).all())  # to the bit: such units leave the sums
 
 
+@pytest.mark.parametrize("name", ["relu", "leaky 0", "leaky 0.1"])
+@pytest.mark.parametrize("relaxation", RELAXATIONS)
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_lines_hold_for_ends_of_all_sizes(dtype: torch.dtype, relaxation: str, name: str) -> None:
+    """Also where the width of the interval overflows, or the slope underflows: in exact arithmetic."""
+    activation = ACTIVATIONS[name][0]
+    assert isinstance(activation, LeakyRelu)
+    most = math.log10(torch.finfo(dtype).max)
+    powers = torch.rand(2, 2000, dtype=F64, generator=generator(5)) * 2 * most - most
+    lower, upper = (-(10 ** powers[0])).to(dtype), (10 ** powers[1]).to(dtype)
+    lines = RELAXATIONS[relaxation](activation, Interval(lower, upper), Rounding(dtype, 20))
+    leak = Fraction(activation.leak)
+    for row in zip(*(values.tolist() for values in (lower, upper, *lines)), strict=True):
+        if not all(map(math.isfinite, row)):
+            continue  # not a bound, and never taken for one
+        low, high, low_slope, low_offset, high_slope, high_offset, error = map(Fraction, row)
+        for z, value in ((low, leak * low), (Fraction(0), Fraction(0)), (high, high)):
+            assert low_slope * z + low_offset - error <= value <= high_slope * z + high_offset + error
+
+
 @pytest.mark.parametrize("ends", [(-1.0, math.inf), (-math.inf, 1.0), (math.nan, 1.0), (-1.0, math.nan)])
 def test_ends_that_are_no_numbers_never_become_a_bound(ends: tuple[float, float]) -> None:
     slope, (low, high) = Relu(()).parallel(*(torch.tensor([end]) for end in ends))

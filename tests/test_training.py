@@ -224,6 +224,15 @@ def test_the_library_has_a_valid_recipe_for_every_row_of_the_tables() -> None:
     assert found["mnist-e-linf-0.3-c-per+at"].eps.at(0) == 0.3
 
 
+def test_every_recipe_of_the_library_is_written_as_it_is_read(tmp_path: Path) -> None:
+    """A run's folder holds its recipe, schedules without an end included."""
+    file = tmp_path / "recipe.toml"
+    for values in library().values():
+        recipe = make_recipe(values)
+        file.write_text(to_toml(recipe.plain()), encoding="utf-8")
+        assert read_recipe(str(file), ()) == recipe
+
+
 def test_list_and_show() -> None:
     done = CliRunner().invoke(app, ["train", "--list"])
     assert done.exit_code == 0

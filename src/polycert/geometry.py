@@ -169,7 +169,7 @@ class _SignedPowers(torch.autograd.Function):
     def backward(ctx: Any, by_positive: Tensor, by_negative: Tensor) -> tuple[Tensor, None, None]:
         coef, unit = ctx.saved_tensors
         positive, negative = _powers(coef / unit, ctx.order - 1)
-        return positive.mul_(by_positive).sub_(negative.mul_(by_negative)).mul_(ctx.order / unit), None, None
+        return positive.mul_(by_positive).sub_(negative.mul_(by_negative)).mul_(ctx.order).div_(unit), None, None
 
 
 def _powers(scaled: Tensor, order: float) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,7 @@ def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:
 
 def all_finite(values: Tensor) -> bool:
     """Whether no value is NaN or infinite; only where their sum is are they looked at one by one."""
-    return math.isfinite(values.sum()) or bool(torch.isfinite(values).all())
+    return math.isfinite(values.detach().sum()) or bool(torch.isfinite(values).all())
 
 
 def check_finite(graph: Graph, values: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -81,6 +81,8 @@ class LeakyRelu(Activation):
 class Relu(LeakyRelu):
     """`max(z, 0)`: most networks' activation, in fewer operations."""
 
+    leak: float = field(default=0.0, init=False)
+
     def forward(self, *inputs: Tensor) -> Tensor:
         """The value."""
         return inputs[0].relu()
@@ -112,7 +114,8 @@ class _ReluChord(torch.autograd.Function):
         width = above - below
         width += width == 0
         slope = above / width
-        offset = (slope * below).neg_()
+        # The same but for rounding, unless the width overflows or the slope underflows: then the larger one holds.
+        offset = torch.maximum((slope * below).neg_(), (1 - slope) * above)
         ctx.save_for_backward(slope, offset, width)
         return slope, offset
 

@@ -116,7 +116,7 @@ def _literal(value: Any) -> str:
         return "{ " + ", ".join(f"{key} = {_literal(item)}" for key, item in value.items()) + " }"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_literal, value)) + "]"
-    return json.dumps(value)
+    return repr(value) if isinstance(value, float) else json.dumps(value)  # JSON has no word for infinity
 
 
 def _folder() -> Traversable:

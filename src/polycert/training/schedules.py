@@ -23,6 +23,7 @@ def number(value: Any) -> Any:
 
 
 Number = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
+Limit = Annotated[float, BeforeValidator(number), Field(gt=0)]  # perhaps none, which is infinity
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -64,7 +65,7 @@ class Doubling(Schedule):
     first: Number
     every: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     factor: Factor = 2.0
-    most: Number = math.inf
+    most: Limit = math.inf
 
     def at(self, time: float) -> float:
         """Constant between doublings."""
