@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from gradients import assert_same
+from polycert.rules.adjoint import Overlaid
 from polycert.rules.rowwise import RowProduct, live_columns, live_rows
 
 
@@ -18,14 +21,20 @@ def test_a_product_without_its_zeros(dead_rows: int, dead_columns: int) -> None:
     rows.requires_grad_(), weight.requires_grad_()
 
     found = RowProduct.apply(rows, weight)  # type: ignore[no-untyped-call]
-    plain = rows @ weight
-    torch.testing.assert_close(found, plain)
-    for mine, theirs in zip(
-        torch.autograd.grad((found * outer).sum(), (rows, weight)),
-        torch.autograd.grad((plain * outer).sum(), (rows, weight)),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs)
+    assert_same(found, rows @ weight, outer, (rows, weight))
+
+
+@pytest.mark.parametrize("step", [1, 3, 4])
+@pytest.mark.parametrize("fixed", [False, True], ids=["both", "lines"])
+def test_lines_laid_over_one_another(step: int, fixed: bool) -> None:
+    generator = torch.Generator().manual_seed(step)
+    lines, matrix = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((5, 3, 2), (2, 4)))
+    outer = torch.randn(5, 2 * step + 4, generator=generator, dtype=torch.float64)
+    inputs = [lines.requires_grad_()] if fixed else [lines.requires_grad_(), matrix.requires_grad_()]
+
+    found = Overlaid.apply(lines, matrix, step, 2 * step + 4)  # type: ignore[no-untyped-call]
+    plain = sum(F.pad(lines[:, k] @ matrix, (k * step, (2 - k) * step)) for k in range(3))
+    assert_same(found, plain, outer, inputs)
 
 
 def test_what_is_left_out_is_all_zero() -> None:
