@@ -25,7 +25,7 @@ import polycert as pc
 from polycert.cli import app
 from polycert.models import build, fc1
 from polycert.training import Run, library, make_recipe, prepare, read_recipe, train
-from polycert.training.augmentation import flip_and_crop
+from polycert.training.augmentation import AUGMENTATIONS
 from polycert.training.batches import Samples, split
 from polycert.training.files import to_toml, with_overrides
 from polycert.training.validation import validate
@@ -67,6 +67,12 @@ def trained(folder: Path, **values: Any) -> Run:
     return run
 
 
+def test_the_minimum_of_a_recipe_is_that_of_its_balls() -> None:
+    assert make_recipe(changed(norm=2)).ball().minimum == "open"
+    either = make_recipe(changed(norm=2, minimum="either"))
+    assert either.ball().minimum == either.ball(1.0).minimum == "either"
+
+
 # Bad recipes fail before any training
 
 
@@ -91,6 +97,7 @@ def trained(folder: Path, **values: Any) -> Run:
         ({"eps": -0.1}, ["eps", "at least 0", "-0.1"]),
         ({"dataset": "mnits"}, ["dataset", "mnist-sample"]),
         ({"norm": 0.5}, ["norm", "from 1"]),
+        ({"minimum": "both"}, ["minimum", "'either'", "'both'"]),
         ({"epochs": 0}, ["epochs", "1"]),
         ({"warm_up": 3}, ["warm_up", "below epochs (3)"]),
         ({"target": None}, ["target", "missing"]),
@@ -305,16 +312,16 @@ def test_validation_samples_are_held_out_whatever_the_seed() -> None:
     assert torch.equal(samples.validation, validation)
 
 
-def test_flips_and_crops_are_uniform_and_belong_to_the_sample() -> None:
+@pytest.mark.parametrize(("name", "most", "mirrors"), [("flip-crop", 4, 2), ("flip-shift", 1, 2), ("shift", 1, 1)])
+def test_flips_and_shifts_are_uniform_and_belong_to_the_sample(name: str, most: int, mirrors: int) -> None:
+    change = AUGMENTATIONS[name]
     x = torch.rand(3, 3, 8, 8)
     index = torch.tensor([5, 900, 17])
-    whole = flip_and_crop(x, 0, 2, index)
-    assert torch.equal(flip_and_crop(x[[2, 0]], 0, 2, index[[2, 0]]), whole[[2, 0]])
-    seen = set()
-    for epoch in range(400):
-        moved = flip_and_crop(x[:1], 0, epoch, index[:1])
-        seen.add(_shift_of(x[:1], moved))
-    assert len(seen) > 140  # of 2 * 9 * 9 = 162
+    whole = change(x, 0, 2, index)
+    assert torch.equal(change(x[[2, 0]], 0, 2, index[[2, 0]]), whole[[2, 0]])
+    seen = {_shift_of(x[:1], change(x[:1], 0, epoch, index[:1])) for epoch in range(400)}
+    assert 0.85 * mirrors * (2 * most + 1) ** 2 < len(seen) <= mirrors * (2 * most + 1) ** 2
+    assert all(abs(down - 4) <= most and abs(right - 4) <= most for _, down, right in seen)
 
 
 def _shift_of(x: torch.Tensor, moved: torch.Tensor) -> tuple[bool, int, int]:

@@ -13,13 +13,23 @@ from polycert import noise
 
 def flip_and_crop(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
     """Mirror half of the images `[batch, C, H, W]`, then shift each by up to 4 pixels."""
-    mirror = noise.uniform(seed, epoch, "flip", index).to(x.device) < 0.5
-    return _shifted(torch.where(mirror.reshape(-1, 1, 1, 1), x.flip(3), x), 4, seed, epoch, index)
+    return _shifted(_flipped(x, seed, epoch, index), 4, seed, epoch, index)
+
+
+def flip_and_shift(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
+    """Mirror half of the images `[batch, C, H, W]`, then shift each by up to one pixel."""
+    return shift(_flipped(x, seed, epoch, index), seed, epoch, index)
 
 
 def shift(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
     """Shift each image `[batch, C, H, W]` by up to one pixel."""
     return _shifted(x, 1, seed, epoch, index)
+
+
+def _flipped(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
+    """The images, half of them mirrored."""
+    mirror = noise.uniform(seed, epoch, "flip", index).to(x.device) < 0.5
+    return torch.where(mirror.reshape(-1, 1, 1, 1), x.flip(3), x)
 
 
 def _shifted(x: Tensor, most: int, seed: int, epoch: int, index: Tensor) -> Tensor:
@@ -39,5 +49,6 @@ def _shifted(x: Tensor, most: int, seed: int, epoch: int, index: Tensor) -> Tens
 AUGMENTATIONS: dict[str, Callable[[Tensor, int, int, Tensor], Tensor]] = {
     "none": lambda x, seed, epoch, index: x,
     "flip-crop": flip_and_crop,
+    "flip-shift": flip_and_shift,
     "shift": shift,
 }

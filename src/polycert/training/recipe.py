@@ -12,7 +12,7 @@ from torch import nn
 from polycert import data
 from polycert.errors import PolycertError
 from polycert.models import ARCHITECTURES
-from polycert.sets import Ball
+from polycert.sets import Ball, Minimum
 from polycert.training.methods import METHODS, OWN_KEYS, make_loss
 from polycert.training.schedules import AnySchedule, Constant, Number, Schedule
 
@@ -48,12 +48,14 @@ class Recipe(BaseModel):
         dataset, architecture, activation: what is trained on what.
         method: a training method of `METHODS`; warm_up_method is used for the first `warm_up` epochs.
         norm, target: the ball that counts in validation; `eps`, over time, is the radius in training.
+        minimum: how hidden layers are bounded for norms below inf, as in `Ball`.
         epochs, batch, seed: length, samples per step, and the seed of everything random.
         validation: samples of the training set held out; certified: how many of them are certified each epoch.
         lr: learning rate of Adam over time; lr_warm_up: epochs of a linear start.
         clip: largest norm of the whole gradient; weight_decay: of Adam.
         average: decay of an exponential average of the weights, from epoch `average_from` on; it is what is saved.
-        augment: "flip-crop" for random flips and shifts by up to 4 pixels, "shift" for shifts by up to 1.
+        augment: "flip-crop" for random flips and shifts by up to 4 pixels, "flip-shift" for flips and shifts by up
+            to 1, "shift" for those shifts alone.
         select: save the last epoch's model, or the one with the best certified error in validation since eps
             reached the target.
         l1, stability: weights of terms added to the loss.
@@ -69,6 +71,7 @@ class Recipe(BaseModel):
     activation: Annotated[str, _one_of(ACTIVATIONS)] = "relu"
     method: Annotated[str, _one_of(tuple(METHODS))]
     norm: Annotated[str, BeforeValidator(_norm)] = "inf"
+    minimum: Minimum = "open"
     target: Annotated[Number, Field(ge=0)]
     eps: AnySchedule
     epochs: Positive
@@ -84,7 +87,7 @@ class Recipe(BaseModel):
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     average: Annotated[float, Field(gt=0, lt=1)] | None = None
     average_from: NotNegative = 0.0
-    augment: Literal["none", "flip-crop", "shift"] = "none"
+    augment: Literal["none", "flip-crop", "flip-shift", "shift"] = "none"
     select: Literal["last", "best"] = "last"
     l1: NotNegative = 0.0
     stability: NotNegative = 0.0
@@ -156,7 +159,7 @@ class Recipe(BaseModel):
     def ball(self, time: float | None = None) -> Ball:
         """The set at a time in training; at no time, the one that counts."""
         eps = self.target if time is None else self.eps.at(time)
-        return Ball(float(self.norm), eps, low=0.0, high=1.0)
+        return Ball(float(self.norm), eps, low=0.0, high=1.0, minimum=self.minimum)
 
     def loss(self, time: float) -> nn.Module:
         """The objective at a time in training."""
