@@ -96,6 +96,11 @@ def test_counterexamples_replay(module: nn.Sequential, net: pc.Network, x: Tenso
             assert float(outputs[label[k]]) <= float(rest.max())
 
 
+def test_verdicts_print_without_the_pixels(found: pc.Verdicts) -> None:
+    assert "falsified" in repr(found)
+    assert "tensor" not in repr(found)
+
+
 def test_a_wrong_label_is_its_own_counterexample(net: pc.Network, x: Tensor) -> None:
     wrong = (net(x[:3]).argmax(1) + 1) % 4
     verdicts = pc.verify(net, x[:3], wrong, BALL)

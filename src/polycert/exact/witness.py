@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
@@ -25,7 +25,8 @@ ROOM = 1e-9
 class Witness:
     """An input of the exact set at which the specification fails."""
 
-    input: Tensor  # [*shape], float64; its entries are numbers of the network's own type where that is possible
+    # [*shape], float64; its entries are numbers of the network's own type where that is possible
+    input: Tensor = field(repr=False)
     margin: float  # <= 0: the worst clause in float64
     own_margin: float  # the same by a forward pass in the network's own type
 
