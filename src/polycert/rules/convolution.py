@@ -135,11 +135,12 @@ class Conv2d(Affine):
     def _line_matrix(self, width: int) -> Tensor:
         """What one line of a window weighs in the input: `[C' * width, kernel height * C * reach]`."""
         if width not in self._line_matrices:
-            size = self.out_shape[0] * width
-            eye = torch.eye(size, dtype=self.weight.dtype, device=self.weight.device)
-            lines = eye.reshape(-1, self.out_shape[0], 1, width)
-            spread = F.conv_transpose2d(lines, self.kernel, stride=self.stride)
-            self._line_matrices[width] = spread.transpose(1, 2).flatten(1)
+            reach = self.reach((1, width))[1]
+            # Repeated with a period of one stride more than a row, each row begins one stride further to the right.
+            line = F.pad(self.kernel.transpose(1, 2), (0, reach + self.stride[1] - self.kernel.shape[3]))
+            repeated = line.unsqueeze(3).expand(-1, -1, -1, width, -1).flatten(3)
+            rows = repeated[..., : width * reach].unflatten(3, (width, reach))  # [C', kh, C, width, reach]
+            self._line_matrices[width] = rows.permute(0, 3, 1, 2, 4).reshape(self.out_shape[0] * width, -1)
         return self._line_matrices[width]
 
     @cached_property
