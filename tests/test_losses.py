@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -352,6 +352,16 @@ def test_the_attack_starts_at_random_points_and_takes_steps_of_a_fifth(
     assert float((first - later).abs().amax(1).min()) > 1e-3
 
 
+@pytest.mark.parametrize(
+    "kind", [AT, partial(PER, at=True), partial(MMR, at=True), MTLIBP], ids=["at", "per", "mmr", "mtl-ibp"]
+)
+def test_a_loss_attacks_with_its_own_steps(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, net), (x, y), seen = network("relu"), batch(), []
+    monkeypatch.setattr("polycert.losses.base.descend", lambda *given, **settings: seen.append(settings) or given[3])
+    kind(attack_steps=3, attack_step=0.7)(net, x, y, box_ball())
+    assert [(each["steps"], each["step"]) for each in seen] == [(3, 0.7)]
+
+
 def test_a_fixed_step_of_the_attack_is_so_long() -> None:
     from polycert.attacks import descend
 
@@ -497,6 +507,7 @@ def test_extras_add_their_terms() -> None:
         (lambda: PER(terms=0), "terms"),
         (lambda: PER(subsample=0), "subsample"),
         (lambda: AT(attack_steps=0), "attack_steps"),
+        (lambda: AT(attack_step=0.0), "attack_step"),
         (lambda: KW(method="nothing"), "unknown method"),
         (lambda: KW(relaxation="best"), "one relaxation"),
         (lambda: PER(relaxation="best"), "one relaxation"),

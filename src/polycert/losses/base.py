@@ -18,7 +18,7 @@ from polycert.losses.draws import Draws, TorchDraws
 from polycert.methods import get_method, get_relaxations
 from polycert.sets import Ball, Region
 
-ATTACK_STEP = 0.2  # of eps, in training
+ATTACK_STEP = 0.2  # of eps, in training; ten of them cross the ball
 
 
 class Loss(nn.Module, ABC):
@@ -75,8 +75,14 @@ def clean(graph: Graph, x: Tensor, y: Tensor, draws: Draws) -> Tensor:
     return draws.choose(x, None, "all").mean(F.cross_entropy(graph.forward(x), y, reduction="none"))
 
 
-def attacked(graph: Graph, region: Region, y: Tensor, draws: Draws, steps: int) -> Tensor:
-    """The attack of training: a random start in the set, then steps of eps / 5. Only inputs get gradients.
+def check_attack(steps: int, step: float) -> None:
+    """An attack takes a step at least, and every step goes somewhere."""
+    require(steps >= 1, "attack_steps must be at least 1", steps)
+    require(step > 0, "attack_step must be above 0", step)
+
+
+def attacked(graph: Graph, region: Region, y: Tensor, draws: Draws, steps: int, step: float = ATTACK_STEP) -> Tensor:
+    """The attack of training: a random start in the set, then steps of `step` eps. Only inputs get gradients.
 
     It descends the margin, where Madry et al. 2018 ascend the cross-entropy: the same direction between two classes,
     and no loss of it where the network is sure.
@@ -87,7 +93,7 @@ def attacked(graph: Graph, region: Region, y: Tensor, draws: Draws, steps: int) 
         share = draws.uniform(spread.flatten(1)[:, :1], "attack length").squeeze(1) / length
         spread = spread * over(share, spread)
     start = region.project(region.x + spread * over(region.radius, region.x))
-    return descend(graph, region, y, start, steps=steps, step=ATTACK_STEP, fixed=True)
+    return descend(graph, region, y, start, steps=steps, step=step, fixed=True)
 
 
 def worst_case(margins: Tensor) -> Tensor:

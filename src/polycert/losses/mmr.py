@@ -10,7 +10,7 @@ from polycert.envelope import margin_rows
 from polycert.errors import PolycertError
 from polycert.forms import Form, Identity
 from polycert.graph import Graph
-from polycert.losses.base import Loss, attacked, check_subsample, clean, require
+from polycert.losses.base import ATTACK_STEP, Loss, attacked, check_attack, check_subsample, clean, require
 from polycert.losses.draws import Draws
 from polycert.methods import passes
 from polycert.rules import Activation, Interval
@@ -30,7 +30,7 @@ class MMR(Loss):
         decisions: k_D, how many of the nearest decision boundaries count.
         at: half of the batch, drawn at random, is attacked first.
         subsample: B', how many samples of the batch, drawn at random, get the term; None for all.
-        attack_steps: steps of the attack, each of eps / 5.
+        attack_steps, attack_step: steps of the attack, and the size of one in units of eps.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class MMR(Loss):
         at: bool = False,
         subsample: int | None = None,
         attack_steps: int = 10,
+        attack_step: float = ATTACK_STEP,
     ) -> None:
         super().__init__()
         require(weight >= 0, "weight must be at least 0", weight)
@@ -51,11 +52,12 @@ class MMR(Loss):
         require(gamma_decision > 0, "gamma_decision must be above 0", gamma_decision)
         require(0 < boundary_share <= 1, "boundary_share must be in (0, 1]", boundary_share)
         require(decisions >= 1, "decisions must be at least 1", decisions)
-        require(attack_steps >= 1, "attack_steps must be at least 1", attack_steps)
+        check_attack(attack_steps, attack_step)
         check_subsample(subsample)
         self.weight, self.boundary_share, self.decisions = weight, boundary_share, decisions
         self.gamma_boundary, self.gamma_decision = gamma_boundary, gamma_decision
-        self.at, self.subsample, self.attack_steps = at, subsample, attack_steps
+        self.at, self.subsample = at, subsample
+        self.attack_steps, self.attack_step = attack_steps, attack_step
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """`CE + lambda MMR`."""
@@ -80,7 +82,7 @@ class MMR(Loss):
         half = draws.choose(region.x, (draws.size(region.x) + 1) // 2, "half").positions
         if not len(half):
             return region.x
-        moved = attacked(graph, region[half], y[half], draws.of(half), self.attack_steps)
+        moved = attacked(graph, region[half], y[half], draws.of(half), self.attack_steps, self.attack_step)
         return region.x.index_copy(0, half, moved)
 
 

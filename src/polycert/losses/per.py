@@ -7,7 +7,16 @@ from torch import Tensor
 from polycert.envelope import Envelope, envelopes
 from polycert.errors import PolycertError
 from polycert.graph import Graph
-from polycert.losses.base import Loss, attacked, check_relaxation, check_subsample, clean, require
+from polycert.losses.base import (
+    ATTACK_STEP,
+    Loss,
+    attacked,
+    check_attack,
+    check_relaxation,
+    check_subsample,
+    clean,
+    require,
+)
 from polycert.losses.draws import Draws
 from polycert.methods import get_method
 from polycert.sets import Region
@@ -24,7 +33,7 @@ class PER(Loss):
         at: PER+at (Algorithm 2): half of the cross-entropy on attacked inputs, distances from those.
         subsample: B', the number of samples of the batch, drawn at random, on which the term is computed; None for all.
         relaxation: how activations are enclosed.
-        attack_steps: steps of the attack in training, each of eps / 5.
+        attack_steps, attack_step: steps of the attack in training, and the size of one in units of eps.
 
     Example:
         >>> loss = PER(alpha=0.15, gamma=0.1)
@@ -41,6 +50,7 @@ class PER(Loss):
         *,
         relaxation: str = "parallel",
         attack_steps: int = 10,
+        attack_step: float = ATTACK_STEP,
     ) -> None:
         super().__init__()
         if not get_method(method).sloped:
@@ -49,15 +59,18 @@ class PER(Loss):
         require(alpha > 0, "alpha must be above 0", alpha)
         require(gamma >= 0, "gamma must be at least 0", gamma)
         require(terms >= 1, "terms must be at least 1", terms)
-        require(attack_steps >= 1, "attack_steps must be at least 1", attack_steps)
+        check_attack(attack_steps, attack_step)
         check_subsample(subsample)
         self.method, self.relaxation = method, relaxation
         self.alpha, self.gamma, self.terms = alpha, gamma, terms
-        self.at, self.subsample, self.attack_steps = at, subsample, attack_steps
+        self.at, self.subsample = at, subsample
+        self.attack_steps, self.attack_step = attack_steps, attack_step
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """Cross-entropy (half of it on attacked points with `at`) + the mean PER term."""
-        points = attacked(graph, region, y, draws, self.attack_steps) if self.at else region.x
+        points = region.x
+        if self.at:
+            points = attacked(graph, region, y, draws, self.attack_steps, self.attack_step)
         fit = clean(graph, region.x, y, draws)
         if self.at:
             fit = (fit + clean(graph, points, y, draws)) / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from polycert.graph import Graph
-from polycert.losses.base import Loss, attacked, clean, require
+from polycert.losses.base import ATTACK_STEP, Loss, attacked, check_attack, clean
 from polycert.losses.draws import Draws
 from polycert.sets import Region
 
@@ -22,15 +22,16 @@ class AT(Loss):
     """Adversarial training: half clean, half attacked cross-entropy.
 
     Args:
-        attack_steps: steps of projected gradient descent, each of eps / 5, from a random start.
+        attack_steps: steps of projected gradient descent from a random start.
+        attack_step: the size of one, in units of eps.
     """
 
-    def __init__(self, *, attack_steps: int = 10) -> None:
+    def __init__(self, *, attack_steps: int = 10, attack_step: float = ATTACK_STEP) -> None:
         super().__init__()
-        require(attack_steps >= 1, "attack_steps must be at least 1", attack_steps)
-        self.attack_steps = attack_steps
+        check_attack(attack_steps, attack_step)
+        self.attack_steps, self.attack_step = attack_steps, attack_step
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """`(CE(x) + CE(x')) / 2`."""
-        points = attacked(graph, region, y, draws, self.attack_steps)
+        points = attacked(graph, region, y, draws, self.attack_steps, self.attack_step)
         return (clean(graph, region.x, y, draws) + clean(graph, points, y, draws)) / 2

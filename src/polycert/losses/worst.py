@@ -9,7 +9,17 @@ from torch import Tensor
 from polycert.backward import LOWER, Bound, Pass, final_by_backward
 from polycert.envelope import margin_rows
 from polycert.graph import Graph
-from polycert.losses.base import Loss, attacked, check_relaxation, check_subsample, clean, require, worst_case
+from polycert.losses.base import (
+    ATTACK_STEP,
+    Loss,
+    attacked,
+    check_attack,
+    check_relaxation,
+    check_subsample,
+    clean,
+    require,
+    worst_case,
+)
 from polycert.losses.draws import Draws
 from polycert.methods import final_by_interval, get_method, passes
 from polycert.sets import Region
@@ -114,19 +124,26 @@ class MTLIBP(IBP):
 
     Args:
         mix: weight of the worst case in [0, 1].
-        attack_steps: steps of the attack, each of eps / 5.
+        attack_steps, attack_step: steps of the attack, and the size of one in units of eps.
         subsample: B', as in `KW`.
     """
 
-    def __init__(self, *, mix: float = 0.5, attack_steps: int = 10, subsample: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        mix: float = 0.5,
+        attack_steps: int = 10,
+        attack_step: float = ATTACK_STEP,
+        subsample: int | None = None,
+    ) -> None:
         require(0 <= mix <= 1, "mix must be in [0, 1]", mix)
-        require(attack_steps >= 1, "attack_steps must be at least 1", attack_steps)
+        check_attack(attack_steps, attack_step)
         super().__init__(kappa=1 - mix, subsample=subsample)
-        self.attack_steps = attack_steps
+        self.attack_steps, self.attack_step = attack_steps, attack_step
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """`(1 - mix) CE(x') + mix CE(worst case)`."""
-        points = attacked(graph, region, y, draws, self.attack_steps)
+        points = attacked(graph, region, y, draws, self.attack_steps, self.attack_step)
         return self.kappa * clean(graph, points, y, draws) + (1 - self.kappa) * self.worst(graph, region, y, draws)
 
 

@@ -30,7 +30,7 @@ _MMR = (
     ("weight", "gamma_boundary", "gamma_decision", "boundary_share"),
     ("decisions", "subsample"),
 )
-_AT = ("attack_steps",)
+_AT = ("attack_steps", "attack_step")
 
 METHODS: dict[str, Method] = {
     "plain": Method((), (), _loss(Plain)),

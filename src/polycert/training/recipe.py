@@ -60,7 +60,7 @@ class Recipe(BaseModel):
             reached the target.
         l1, stability: weights of terms added to the loss.
         alpha, gamma, kappa, beta, mix, boundary_share, subsample: over time; with terms, weight, gamma_boundary,
-            gamma_decision, decisions, attack_steps: see the losses.
+            gamma_decision, decisions, attack_steps, attack_step: see the losses.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -104,6 +104,7 @@ class Recipe(BaseModel):
     gamma_decision: Annotated[Number, Field(gt=0)] | None = None
     decisions: Positive | None = None
     attack_steps: Positive | None = None
+    attack_step: Annotated[Number, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
@@ -164,7 +165,8 @@ class Recipe(BaseModel):
     def loss(self, time: float) -> nn.Module:
         """The objective at a time in training."""
         if time < self.warm_up:
-            return make_loss(self.warm_up_method, {"attack_steps": self.attack_steps}, {})
+            attack = {"attack_steps": self.attack_steps, "attack_step": self.attack_step}
+            return make_loss(self.warm_up_method, attack, {})
         values: dict[str, Any] = {}
         for key in OWN_KEYS:
             value = getattr(self, key)
