@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import polycert as pc
 from polycert.envelope import Envelope
+from polycert.forms import Dense
 from solvers import norm_of
 
 F64 = torch.float64
@@ -284,6 +285,35 @@ def test_a_box_per_pixel(norm: float) -> None:
     outer = pc.certify(body, scaled, None, set_, rigorous=False)
     torch.testing.assert_close(outer.radius * 0.25, inner.radius, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(outer.margin, inner.margin, rtol=1e-9, atol=1e-9)
+
+
+def test_balls_of_norms_near_1_mind_the_box() -> None:
+    """A smaller ball has tighter bounds, and coordinates without room do not count, down to p = 1."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(20, 30, dtype=F64, generator=generator).mul_(3).sub_(1).clamp_(0, 1)
+    form = Dense(torch.randn(1, 40, 30, dtype=F64, generator=generator))
+    before = torch.full((20, 40), -math.inf, dtype=F64)
+    for norm in (1.3, 1.05, 1.02, 1 + 1e-9, 1):
+        joint, boxed, either = (
+            pc.Ball(norm, 0.4, 0.0, 1.0, minimum=minimum).at(x).extremes(form)[0]
+            for minimum in ("joint", "open", "either")
+        )
+        assert bool((joint >= boxed - 1e-9).all())
+        assert bool((boxed >= either - 1e-9).all())
+        assert bool((boxed >= before - 1e-9).all())
+        assert float((boxed > either + 1e-3).double().mean()) > 0.2  # a largest entry without room
+        before = boxed
+
+
+@pytest.mark.parametrize("norm", [1, 1.02, 1.05, 1.1])
+def test_gradients_stay_finite_where_the_largest_coefficient_cannot_move(norm: float) -> None:
+    """Powers of the others nearly underflow, and the root of almost nothing is steep."""
+    x, low, high = torch.zeros(1, 3), torch.tensor([0.0, -5.0, -5.0]), torch.tensor([0.0, 5.0, 5.0])
+    for scale in (1.0, 1e4, 1e6, 1e12):
+        coef = (torch.tensor([[[1.0, 0.012, 0.012]]]) * scale).requires_grad_()
+        lower, upper = pc.Ball(norm, 1.0, low, high).at(x).extremes(Dense(coef))
+        (upper - lower).sum().backward()
+        assert bool(torch.isfinite(coef.grad).all())
 
 
 class Normal(nn.Module):

@@ -98,6 +98,27 @@ def test_least_norm_agrees_with_a_general_purpose_solver(norm: float) -> None:
         assert float(least_norm(tensor(weight), tensor(cap), tensor(drop), norm)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("norm", [1 + 1e-9, 1.0001, 1.001, 1.005, 1.02])
+def test_norms_near_1_are_safe_and_nearly_exact(norm: float) -> None:
+    """Powers 1 / (p - 1) leave the range of float64; the prices of p = 1 are off by about (p - 1) log n."""
+    rng = np.random.default_rng(0)
+    noise, near = 1e-8 + 1e-15 / (norm - 1), min(4 * (norm - 1), 4e-3)  # the first is the solver's own
+    for _ in range(20):
+        weight, cap = np.exp(rng.normal(size=30)), rng.uniform(0, 0.1, 30)
+        eps, drop = rng.uniform(0.05, 1.0), rng.uniform(0.1, 0.9) * float(weight @ cap)
+        got = float(largest_drop(tensor(weight), tensor(cap), tensor(eps), norm))
+        assert 1 - noise <= got / drop_of(weight, cap, eps, norm) <= 1 + near + noise
+        got = float(least_norm(tensor(weight), tensor(cap), tensor(drop), norm))
+        assert 1 + noise >= got / norm_of(weight, cap, drop, norm) >= 1 - near - noise
+
+
+@pytest.mark.parametrize("norm", [1, 1.01, 2, 3])
+@pytest.mark.parametrize(("dtype", "large"), [(F32, 1e30), (F64, 1e300)])
+def test_what_overflows_is_infinite(dtype: torch.dtype, large: float, norm: float) -> None:
+    weight, cap = torch.full((3,), large, dtype=dtype), torch.full((3,), 1e10, dtype=dtype)
+    assert math.isinf(float(largest_drop(weight, cap, tensor(1e10, dtype), norm)))
+
+
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_special_values(norm: float, dtype: torch.dtype) -> None:

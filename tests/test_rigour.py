@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import polycert as pc
 from cases import CASES, EPS, NORMS, PAIRS, Case, ball, fresh, in_double, inputs, ready
+from polycert.forms import Dense
 from polycert.relaxations import RELAXATIONS
 from polycert.rounding import LIBRARY_ULPS, Rounding, difference_up, number_up, round_down, round_up
 from polycert.rules import Activation, Interval, Lines
@@ -311,6 +312,19 @@ def fractions(x: Tensor) -> list[Fraction]:
 def exact_margin(module: nn.Sequential, x: list[Fraction], label: int) -> Fraction:
     values = exact_values(module, x)
     return values[label] - max(v for k, v in enumerate(values) if k != label)
+
+
+@pytest.mark.parametrize("norm", [1, 1.3, 2, 2.0098, 5, 100])
+@pytest.mark.parametrize(("dtype", "smallest"), [(F32, -30), (F64, -250)])
+def test_rounded_exponents_are_covered(dtype: torch.dtype, smallest: int, norm: float) -> None:
+    """The largest coefficient cannot move; the root of a tiny power of the other is off by its logarithm."""
+    ratio = torch.tensor([10.0**k for k in range(smallest, 0, 3)], dtype=dtype)
+    form = Dense(torch.stack([torch.ones_like(ratio), ratio], 1)[None])
+    low, high = torch.tensor([0.0, -2.0]), torch.tensor([0.0, 2.0])
+    region = pc.Ball(norm, 1.0, low, high).at(torch.zeros(1, 2, dtype=dtype))
+    lower, upper = region.extremes(form, Rounding(dtype, 28))
+    assert bool((upper >= ratio).all())
+    assert bool((lower <= -ratio).all())
 
 
 def test_fast_mode_can_be_wrong_and_rigorous_mode_is_not() -> None:

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MAX_STEPS = 40
+NEARLY_1 = 1.02  # up to here powers 1 / (p - 1) of weights may leave even the range of float64
 ENDLESS = 1e30
 
 
@@ -53,12 +54,12 @@ def largest_drop(weight: Tensor, cap: Tensor | None, eps: Tensor, norm: float, r
     weight, cap = torch.broadcast_tensors(weight, cap)
     with torch.no_grad():
         room = cap / torch.where(eps > 0, eps, 1)[..., None]  # of a ball of radius 1, where powers are tame
-    prices = _prices(weight, room, None, norm)
-    price = torch.where((prices >= 0) & (prices < weight), prices, weight)
-    joint = (eps * dual_norm(price, norm) + _full(weight, price, cap)) * (1 + 8 * relative)
-    return torch.minimum(
-        torch.minimum(joint.nan_to_num(nan=math.inf), alone), _full(weight, None, cap) * (1 + 8 * relative)
-    )
+    drop = torch.minimum(alone, _full(weight, None, cap) * (1 + 8 * relative))
+    for prices in _prices(weight, room, None, norm):
+        price = torch.where((prices >= 0) & (prices < weight), prices, weight)
+        joint = (eps * dual_norm(price, norm) + _full(weight, price, cap)) * (1 + 8 * relative)
+        drop = torch.minimum(joint.nan_to_num(nan=math.inf, posinf=math.inf), drop)
+    return drop
 
 
 def least_norm(weight: Tensor, cap: Tensor | None, drop: Tensor, norm: float, relative: float = 0.0) -> Tensor:
@@ -84,14 +85,14 @@ class _LeastNorm(torch.autograd.Function):
         wanted, price = drop * (1 - 8 * relative), weight
         norms = _ratio(wanted, dual_norm(weight, norm))  # Lemma 1 is a bound as well
         if cap is not None:
-            prices = _prices(weight, cap, wanted, norm)
-            boxed = torch.minimum(prices.nan_to_num(nan=math.inf).clamp(min=0), weight)
             # Nothing times an endless room is nothing; a norm up to this size moves no coordinate further anyway.
             room = cap.clamp(max=ENDLESS)
-            paid = ((weight - boxed) * room).sum(-1) * (1 + 8 * relative)
-            joint = _ratio(wanted - paid, dual_norm(boxed, norm))
-            price = torch.where((joint > norms)[..., None], boxed, weight)
-            norms = torch.maximum(joint, norms)
+            for prices in _prices(weight, cap, wanted, norm):
+                boxed = torch.minimum(prices.nan_to_num(nan=math.inf).clamp(min=0), weight)
+                paid = ((weight - boxed) * room).sum(-1) * (1 + 8 * relative)
+                joint = _ratio(wanted - paid, dual_norm(boxed, norm))
+                price = torch.where((joint > norms)[..., None], boxed, price)
+                norms = torch.maximum(joint, norms)
             missed = (weight * room).sum(-1) * (1 + 8 * relative) < wanted
             norms = torch.where(missed, math.inf, norms)
         norms = torch.where(drop > 0, norms * (1 - 8 * relative), torch.zeros_like(norms))
@@ -208,14 +209,15 @@ def _newton(start: Tensor, step: Callable[[Tensor], Tensor]) -> Tensor:
     return t
 
 
-def _prices(weight: Tensor, cap: Tensor, drop: Tensor | None, norm: float) -> Tensor:
-    """The prices of full coordinates, for the given drop or, without one, for norm 1."""
+def _prices(weight: Tensor, cap: Tensor, drop: Tensor | None, norm: float) -> list[Tensor]:
+    """The prices of full coordinates, for the given drop or, without one, for norm 1; two guesses where p is near 1."""
     if norm == 1:
-        return _prices_by_filling(weight, cap, drop)
+        return [_prices_by_filling(weight, cap, drop)]
     with torch.no_grad():
         if drop is not None and math.isinf(norm):
-            return _prices_by_level(weight, cap, drop)
-        return _prices_by_scaling(weight, cap, drop, norm)
+            return [_prices_by_level(weight, cap, drop)]
+        found = [_prices_by_scaling(weight, cap, drop, norm)]
+        return found if norm > NEARLY_1 else [*found, _prices_by_filling(weight, cap, drop)]
 
 
 def _prices_by_level(weight: Tensor, cap: Tensor, drop: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ Array = Tensor | np.ndarray
 Extremes = tuple[Tensor, Tensor]
 Minimum = Literal["open", "joint", "either"]
 JOINT_NUMBERS = 2**22  # numbers that the joint minimum works on at a time
+LEAST_NORM = 1.05  # of open balls: powers of a larger dual order underflow, and bound less on trained networks
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,8 @@ class Region:
             return self._joint(form, relative)
         at_x = form.dot(self.x)
         if self.minimum == "open":
-            falling, rising = (drop * (1 + 2 * relative) for drop in self._open(form))
+            exponents = 0.0 if rounding is None else _exponent_error(form)
+            falling, rising = (drop * (1 + 2 * relative + exponents) for drop in self._open(form))
             ball, (centre, half) = (at_x - falling, at_x + rising), self._middle
         else:
             ball, (centre, half) = _around(at_x, self._ball_alone(form) * (1 + 2 * relative)), self._outer
@@ -187,11 +189,10 @@ class Region:
         """How far each row can fall and rise in the ball if coordinates without room in that direction stay put.
 
         The dual norm of the coordinates that may move: two products, even where all samples share the coefficients.
+        A norm near 1, whose dual is a largest entry and no sum, takes a larger ball, or its own without the box.
         """
-        if self.norm == 1:  # a largest entry is no sum: leave the box out
-            drop = self._ball_alone(form)
-            return drop, drop
-        order = self.norm / (self.norm - 1)
+        norm = max(self.norm, LEAST_NORM)
+        order = norm / (norm - 1)
         coef = form.coefficients()
         top = torch.linalg.vector_norm(coef.detach(), torch.inf, -1, keepdim=True)
         positive, negative = (form.with_coefficients(size) for size in signed_powers(coef, top, order))
@@ -200,7 +201,11 @@ class Region:
         lost = form.length * torch.finfo(coef.dtype).tiny
         (fall, rise), (back, forth) = _dots(positive, down, up), _dots(negative, up, down)
         scale = self._per_row(form, top.squeeze(-1)) * self.radius[:, None]
-        return _root(fall + back + lost, order) * scale, _root(rise + forth + lost, order) * scale
+        drops = _root(fall + back + lost, order) * scale, _root(rise + forth + lost, order) * scale
+        if norm == self.norm:
+            return drops
+        alone = self._ball_alone(form)
+        return torch.minimum(drops[0], alone), torch.minimum(drops[1], alone)
 
     def _joint(self, form: Form, relative: float) -> Extremes:
         """The exact minimum and maximum over ball and box together."""
@@ -297,9 +302,15 @@ def _dots(form: Form, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _root(total: Tensor, order: float) -> Tensor:
-    """`total ** (1 / order)` with a finite gradient at 0."""
-    empty = total <= 0
-    return torch.where(empty, 0, torch.where(empty, 1, total) ** (1 / order))
+    """`total ** (1 / order)`, with no gradient where the powers have all but underflowed: it would overflow."""
+    live = total > math.sqrt(torch.finfo(total.dtype).tiny)
+    return torch.where(live, torch.where(live, total, 1) ** (1 / order), total.detach() ** (1 / order))
+
+
+def _exponent_error(form: Form) -> float:
+    """How far off, relatively, powers and roots of numbers down to the smallest are by rounded exponents."""
+    kind = torch.finfo(form.coefficients().dtype)
+    return -2 * math.log(kind.tiny) * kind.eps
 
 
 def _around(middle: Tensor, spread: Tensor) -> Extremes:
