@@ -424,3 +424,10 @@ def test_other_outputs_go_through_bounds() -> None:
     torch.testing.assert_close(each.lower[1], -rows.upper[1])
     with pytest.raises(pc.PolycertError, match="spec"):
         pc.bounds(three, x, ball, spec=torch.zeros(2, 4))
+
+
+def test_weights_that_are_no_numbers_are_named() -> None:
+    model = nn.Linear(3, 2)
+    model.weight.data[0, 0] = math.nan
+    with pytest.raises(pc.PolycertError, match="NaN or infinite"):
+        pc.capture(model, (3,))

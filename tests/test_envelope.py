@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -285,6 +286,30 @@ def test_a_box_per_pixel(norm: float) -> None:
     outer = pc.certify(body, scaled, None, set_, rigorous=False)
     torch.testing.assert_close(outer.radius * 0.25, inner.radius, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(outer.margin, inner.margin, rtol=1e-9, atol=1e-9)
+
+
+def test_arrays_of_all_kinds() -> None:
+    """Reversed, of another byte order, with unsigned labels: the same numbers, the same answers."""
+    net, x, y = nn.Linear(3, 4), np.random.default_rng(0).random((5, 3), dtype=np.float32), np.array([0, 3, 1, 2, 0])
+    ball = pc.Ball(eps=0.1)
+    expected = pc.certify(net, x, y, ball).radius
+    assert torch.equal(pc.certify(net, x[::-1], y[::-1], ball).radius, expected.flip(0))
+    assert torch.equal(pc.certify(net, x.astype(">f4"), y.astype(np.uint16), ball).radius, expected)
+    with pytest.raises(pc.PolycertError, match="real"):
+        pc.certify(net, x.astype(complex), y, ball)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: pc.Ball(norm="inf"), "norm must be"),  # type: ignore[arg-type]
+        (lambda: pc.Ball(low=torch.zeros(3), high=torch.ones(4)), "differ in shape"),
+        (lambda: pc.attack(nn.Linear(2, 2), torch.rand(1, 2), None, pc.Ball(eps=0.1), steps=0), "at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(pc.PolycertError, match=words):
+        make()
 
 
 def test_balls_of_norms_near_1_mind_the_box() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import polycert as pc
 from polycert import loading
@@ -128,15 +128,23 @@ def test_save_refuses_other_endings(tmp_path: Path, module: nn.Module) -> None:
         pc.save(module, tmp_path / "net.pt", ARCHITECTURE, SHAPE)
 
 
+def test_the_same_model_makes_the_same_file(tmp_path: Path, module: nn.Module) -> None:
+    contents = set()
+    for k in range(8):
+        pc.save(module, tmp_path / f"{k}.safetensors", ARCHITECTURE, SHAPE)
+        contents.add((tmp_path / f"{k}.safetensors").read_bytes())
+    assert len(contents) == 1
+
+
 def test_a_failing_save_leaves_the_old_file(tmp_path: Path, module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "net.safetensors"
     path.write_bytes(b"old")
 
-    def fail(tensors: dict[str, Tensor], name: str, metadata: dict[str, str]) -> None:
-        Path(name).write_bytes(b"half")
+    def fail(self: Path, content: bytes) -> None:
+        self.write_text("half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(safetensors.torch, "save_file", fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(OSError, match="disk full"):
         pc.save(module, path, ARCHITECTURE, SHAPE)
     assert path.read_bytes() == b"old"

@@ -15,7 +15,7 @@ import onnx
 import pytest
 import torch
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
-from torch import Tensor
+from torch import Tensor, nn
 
 import polycert as pc
 from cases import CASES, Case, ready
@@ -382,3 +382,10 @@ def test_an_exported_file_passes_the_checker(tmp_path: Path) -> None:
     net = ready(next(case for case in CASES if case.name == "max-pool"), F32).net
     pc.export(net, tmp_path / "net.onnx")
     onnx.checker.check_model(tmp_path / "net.onnx", full_check=True)
+
+
+def test_a_dropped_softmax_is_not_exported_as_if_it_were_there(tmp_path: Path) -> None:
+    net = pc.capture(nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)), (3,))
+    with pytest.raises(pc.PolycertError, match="ends in a softmax"):
+        pc.export(net, tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())

@@ -1,14 +1,20 @@
 """The search for the largest certified radius."""
 
 import math
+import re
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import polycert as pc
+from polycert.cli import app
 from polycert.judge import judge
+from polycert.models import build
 from polycert.radius import STRATEGIES
 
 TOLERANCE = 1e-3
@@ -129,3 +135,20 @@ def test_the_distance_beyond_the_ball_is_the_smallest_of_all(problem: Problem, n
         every = env.distances().amin(1)
         torch.testing.assert_close(found.to(every.dtype), every)
     assert torch.isfinite(judge(pc.envelope(net, x, y, pc.Ball(norm, 1e-3)), beyond=True).distance).all()
+
+
+def test_proved_up_to_upper_means_proved(tmp_path: Path) -> None:
+    """A coarse search may end without having tried the upper end: then nothing was proved there."""
+    path, inputs = tmp_path / "net.safetensors", tmp_path / "x.npz"
+    architecture = [{"type": "linear", "in_features": 2, "out_features": 2}]
+    module = build(architecture)
+    module[0].weight.data, module[0].bias.data = torch.eye(2), torch.zeros(2)
+    pc.save(module, path, architecture, (2,))
+    np.savez(inputs, x=np.array([[0.3, 0.0], [0.15, 0.0]], dtype=np.float32), y=np.array([0, 0]))
+    for strategy in ("root", "bisection", "envelope"):
+        for tolerance in (0.06, 1e-4):
+            options = ["--upper", "0.1", "--tolerance", str(tolerance), "--strategy", strategy]
+            out = tmp_path / "out.csv"
+            done = CliRunner().invoke(app, ["radius", str(path), "--inputs", str(inputs), *options, "--out", str(out)])
+            proved = int((pd.read_csv(out)["radius"] >= 0.1).sum())
+            assert re.search(rf"proved up to --upper\s+{proved}\b", done.output)

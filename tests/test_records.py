@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 import polycert as pc
 from polycert import records
@@ -49,6 +50,12 @@ def certificates(count: int = 4, begin: int = 0) -> Certificates:
         relaxation="parallel",
         rigorous=True,
     )
+
+
+@pytest.mark.parametrize(("norm", "text"), [(2.0, "2"), (math.inf, "inf"), (1.5, "1.5"), (1.9999999, "1.9999999")])
+def test_records_name_no_larger_norm(norm: float, text: str) -> None:
+    certs = pc.certify(nn.Linear(3, 2), torch.rand(2, 3), None, pc.Ball(norm, 0.1))
+    assert certs.to_frame()["norm"].tolist() == [text, text]
 
 
 def test_frame_has_one_row_per_sample_and_says_what_was_asked() -> None:

@@ -32,7 +32,7 @@ from polycert.reproduce.grid import Cell, Line, Table, difference, rounded
 from polycert.reproduce.layouts import LAYOUTS
 from polycert.reproduce.settings import settings
 from polycert.reproduce.tangents import CURVES, SHARES
-from polycert.reproduce.writers import comma_separated, latex, markdown
+from polycert.reproduce.writers import comma_separated, latex, listed, markdown
 from polycert.training.files import library, read_recipe, to_toml
 
 ROOT = Path(__file__).parents[1]
@@ -330,13 +330,13 @@ def test_missing_rows_say_what_makes_them(records: Path) -> None:
     missing = {item.what: item.command for item in table.missing}
     assert len(missing) == 32  # all but KW, whose record is complete
     assert missing["cifar10-cnn-linf-ibp"] == (
-        "polycert train cifar10-cnn-linf-ibp --run-dir runs/cifar10-cnn-linf-ibp && polycert evaluate "
-        "runs/cifar10-cnn-linf-ibp/model.safetensors --dataset cifar10 --norm inf --eps 2/255 "
+        "polycert train cifar10-cnn-linf-ibp --run-dir runs/cifar10-cnn-linf-ibp && mkdir -p results/table1 && "
+        "polycert evaluate runs/cifar10-cnn-linf-ibp/model.safetensors --dataset cifar10 --norm inf --eps 2/255 "
         "--exact inf --out results/table1/cifar10-cnn-linf-ibp.json"
     )
     put(records, "table1/mnist-fc1-linf-at", **FC1, method="at", CTE=1.42)
     again = {item.what: item.command for item in TABLES["table1"](Store(records)).missing}
-    assert again["mnist-fc1-linf-at"].startswith("polycert evaluate runs/mnist-fc1-linf-at/")
+    assert again["mnist-fc1-linf-at"].startswith("mkdir -p results/table1 && polycert evaluate runs/mnist-fc1-linf-at/")
 
 
 def test_growth_beside_the_papers_count(records: Path) -> None:
@@ -530,7 +530,10 @@ def test_pictures_are_drawn_or_say_what_is_missing(records: Path, tmp_path: Path
 def test_missing_gammas(records: Path) -> None:
     missing = [item.command for item in FIGURES["figure4"](Store(records)).missing]
     assert len(missing) == 5
-    assert "--set gamma=0.3 --run-dir runs/figure4-gamma-0.3 && polycert evaluate" in "".join(missing)
+    assert (
+        "--set gamma=0.3 --run-dir runs/figure4-gamma-0.3 && mkdir -p results/figure4 && polycert evaluate"
+        in "".join(missing)
+    )
 
 
 def test_histogram_shares() -> None:
@@ -630,7 +633,8 @@ def assert_refused(result: Result, status: int, *words: str) -> None:
 def test_a_table_is_printed(records: Path) -> None:
     result = polycert("table1", "--records", records)
     assert result.exit_code == 0, result.output
-    assert result.stdout == markdown(TABLES["table1"](Store(records)))
+    assert result.stdout == markdown(TABLES["table1"](Store(records)), listed)
+    assert "&&" in result.stdout
 
 
 def test_files_of_a_table(records: Path, tmp_path: Path) -> None:

@@ -651,6 +651,8 @@ def test_a_shortened_recipe_runs_the_same_course() -> None:
     for share in (0.1, 0.3, 0.77, 0.99):
         assert short.eps.at(share * 5) == recipe.eps.at(share * 100)
     ibp = read_recipe("mnist-fc1-linf-ibp")
+    warmed = read_recipe("mnist-fc1-linf-c-per", ["warm_up=4", "attack_steps=3"])
+    assert make_recipe(warmed.shortened(5).plain()).attack_steps is None
     assert ibp.shortened(20).kappa.at(7) == pytest.approx(ibp.kappa.at(35))
     assert ibp.shortened(20).learning_rate(15) == pytest.approx(ibp.learning_rate(75))
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polycert.envelope import classes_of
+from polycert.errors import PolycertError
 from polycert.geometry import power_norm
 from polycert.graph import Graph, Network
 from polycert.inputs import as_inputs, as_labels
@@ -48,6 +49,8 @@ def attack(
         >>> hits.success.shape
         torch.Size([3])
     """
+    if steps < 1 or restarts < 1:
+        raise PolycertError(f"an attack needs steps and restarts of at least 1, got {steps} and {restarts}")
     network, given = as_inputs(net, x)
     graph, inputs = network.bind(), given.to(network.dtype)
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +20,9 @@ def as_network(net: Network | nn.Module, x: Tensor) -> Network:
 
 def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
     """Inputs as a tensor of the network's type, or in float64 if they came so; or a clear error."""
-    given = torch.as_tensor(x)
+    given = as_tensor(x)
+    if given.is_complex():
+        raise PolycertError("inputs must be real numbers, got complex ones")
     if given.dim() < 2 or given.shape[0] == 0:
         raise PolycertError(f"inputs need a batch axis and at least one sample, got shape {tuple(given.shape)}")
     network = as_network(net, given)
@@ -37,15 +40,23 @@ def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:
     """Labels `[batch]`, or the model's own predictions."""
     if y is None:
         return prediction
-    label = torch.as_tensor(y, device=prediction.device)
-    if label.shape != prediction.shape or label.is_floating_point():
+    label = as_tensor(y).to(prediction.device)
+    if label.shape != prediction.shape or label.is_floating_point() or label.is_complex():
         raise PolycertError(
             f"labels must be {len(prediction)} integers, got {label.dtype} of shape {tuple(label.shape)}"
         )
+    label = label.long()
     least, most = (int(end) for end in label.aminmax())
     if least < 0 or most >= classes:
         raise PolycertError(f"labels must be in 0 … {classes - 1}, got {least} … {most}")
-    return label.long()
+    return label
+
+
+def as_tensor(values: Array) -> Tensor:
+    """A tensor of the same numbers; arrays in other byte orders or with negative strides are copied first."""
+    if isinstance(values, np.ndarray):
+        values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+    return torch.as_tensor(values)
 
 
 def all_finite(values: Tensor) -> bool:

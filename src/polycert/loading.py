@@ -89,7 +89,15 @@ def save(module: nn.Module, path: str | os.PathLike[str], architecture: Architec
         _filled(build(architecture), tensors, target)  # what is written must be readable
     metadata = {"architecture": json.dumps(architecture), "input_shape": json.dumps(list(input_shape))}
     with whole_file(target) as name:
-        safetensors.torch.save_file(tensors, name, metadata=metadata)
+        name.write_bytes(_ordered(safetensors.torch.save(tensors, metadata)))
+
+
+def _ordered(content: bytes) -> bytes:
+    """A `.safetensors` file with the keys of its header in order, which the library leaves to chance."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8 : 8 + length]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[8 + length :]
 
 
 def _existing(text: str) -> Path:

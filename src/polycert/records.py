@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError
+from polycert.sets import norm_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class Certificates:
         frame["status"] = [self._status(k) for k in range(len(self))]
         frame["dtype"] = list(self.dtype)
         for name in ("norm", "method", "relaxation", "rigorous"):
-            frame[name] = f"{self.norm:g}" if name == "norm" else getattr(self, name)
+            frame[name] = norm_text(self.norm) if name == "norm" else getattr(self, name)
         return frame
 
     def _status(self, k: int) -> str:

@@ -25,6 +25,12 @@ JOINT_NUMBERS = 2**22  # numbers that the joint minimum works on at a time
 LEAST_NORM = 1.05  # of open balls: powers of a larger dual order underflow, and bound less on trained networks
 
 
+def norm_text(norm: float) -> str:
+    """A norm as records and recipes write it, never a larger one: all digits where six are not enough."""
+    short = f"{norm:g}"
+    return short if float(short) == norm else repr(norm)
+
+
 @dataclass(frozen=True)
 class Ball:
     """A specification: `||x' - x||_norm <= eps` and `low <= x' <= high`.
@@ -50,8 +56,8 @@ class Ball:
     minimum: Minimum = field(default="open", kw_only=True)
 
     def __post_init__(self) -> None:
-        if not self.norm >= 1:
-            raise PolycertError(f"norm must be at least 1 (inf for the maximum norm), got {self.norm}")
+        if not isinstance(self.norm, Real) or not self.norm >= 1:
+            raise PolycertError(f"norm must be at least 1 (inf for the maximum norm), got {self.norm!r}")
         eps = torch.as_tensor(self.eps)
         if not bool((eps >= 0).all()) or not bool(torch.isfinite(eps).all()) or eps.dim() > 1:
             raise PolycertError(f"eps must be a finite number >= 0, or one per sample, got {self.eps}")
@@ -62,7 +68,11 @@ class Ball:
                 raise PolycertError(f"{name} must not be NaN")
         if self.low is not None and self.high is not None:
             low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
-            if not bool((low <= high).all()):
+            try:
+                ordered = bool((low <= high).all())
+            except RuntimeError:
+                raise PolycertError(f"low and high differ in shape: {tuple(low.shape)}, {tuple(high.shape)}") from None
+            if not ordered:
                 raise PolycertError("low must not be above high")
 
     def at(self, x: Tensor) -> Region:

@@ -91,6 +91,8 @@ def _completed(options: EvaluateOptions, about: dict[str, Any]) -> EvaluateOptio
 
 def _settings(options: EvaluateOptions, norm: float) -> Settings:
     eps = parsing.number(options.eps, "--eps")
+    if not eps > 0:
+        raise BadUsage(f"--eps must be above 0, got {options.eps}")
     usual = usual_upper(options.dataset, norm, eps)
     return Settings(
         upper=usual if options.upper is None else parsing.number(options.upper, "--upper"),

@@ -22,6 +22,9 @@ def verify_property(options: VerifyOptions) -> None:
     assert options.asked is not None
     if options.dataset is not None or options.inputs is not None or options.eps:
         raise BadUsage("a property speaks for itself: leave out --dataset, --inputs and --eps")
+    given = [name for name in ("limit", "indices") if getattr(options, name) is not None]
+    if given:
+        raise BadUsage(f"a property has no samples: leave out {' and '.join(f'--{name}' for name in given)}")
     if model.suffix != ".onnx":
         raise BadUsage(f"a VNN-LIB property is about an .onnx file, got {options.model!r}")
     if not timeout > 0:

@@ -19,7 +19,7 @@ from polycert.methods import get_method, get_relaxations
 from polycert.processes import processes
 from polycert.radius import STRATEGIES, Radii, largest_radius
 from polycert.records import Certificates, check_output
-from polycert.sets import Ball
+from polycert.sets import Ball, norm_text
 
 STATUSES = ("certified", "partial", "unproved", "misclassified")
 
@@ -60,7 +60,7 @@ def certify_command(options: CertifyOptions) -> None:
     if not team.first:
         return
     certs = Certificates.join(done.parts)
-    frame = certs.to_frame().assign(norm=f"{asked.norm:g}")
+    frame = certs.to_frame().assign(norm=norm_text(asked.norm))
     counts = frame["status"].value_counts()
     figures = certs.summary()
     rows = {
@@ -108,7 +108,7 @@ def radius_command(options: RadiusOptions) -> None:
     if not team.first:
         return
     frame = pd.concat([part.to_frame() for part in done.parts], ignore_index=True).assign(
-        norm=f"{asked.norm:g}",
+        norm=norm_text(asked.norm),
         method=options.method,
         relaxation=options.relaxation,
         rigorous=not options.fast,
@@ -121,7 +121,7 @@ def radius_command(options: RadiusOptions) -> None:
         "clean error (CTE)": clean_error(job, wrong),
         "mean radius": f"{frame['radius'].mean():.5g}",
         "median radius": f"{frame['radius'].median():.5g}",
-        "proved up to --upper": str(int((frame["failed"] >= upper).sum())),
+        "proved up to --upper": str(int((frame["radius"] >= upper).sum())),
         "mean evaluations": f"{frame['evaluations'].mean():.2f}",
         "strategy": options.strategy,
         "upper, tolerance": f"{options.upper}, {options.tolerance}",

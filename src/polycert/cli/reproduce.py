@@ -11,7 +11,7 @@ from polycert.cli.options import ReproduceOptions
 from polycert.cli.slices import progress_bar
 from polycert.reproduce import TABLES, measure, page
 from polycert.reproduce.store import Store
-from polycert.reproduce.writers import markdown
+from polycert.reproduce.writers import listed, markdown
 
 
 def reproduce_command(options: ReproduceOptions) -> None:
@@ -24,7 +24,7 @@ def reproduce_command(options: ReproduceOptions) -> None:
     _check_folders(options)
     made = page.make(options.name, Store(options.records))
     if options.out is None:
-        text = "\n".join(map(markdown, made.tables))
+        text = "\n".join(markdown(table, listed) for table in made.tables)
         Console(highlight=False, soft_wrap=True, markup=False).print(text, end="")
         return
     written = made.write(options.out)

@@ -31,7 +31,7 @@ from polycert.exact.verify import ask, collect, decisions
 from polycert.inputs import as_labels
 from polycert.processes import Processes, processes
 from polycert.records import check_output, whole_file
-from polycert.sets import Ball
+from polycert.sets import Ball, norm_text
 
 
 def verify_command(options: VerifyOptions) -> None:
@@ -166,7 +166,11 @@ def attack_command(options: AttackOptions) -> None:
     if not team.first:
         return
     frame = pd.concat([part.frame for part in done.parts], ignore_index=True).assign(
-        eps=float(ball.eps), norm=f"{asked.norm:g}", steps=options.steps, restarts=options.restarts, seed=options.seed
+        eps=float(ball.eps),
+        norm=norm_text(asked.norm),
+        steps=options.steps,
+        restarts=options.restarts,
+        seed=options.seed,
     )
     if options.out is not None:
         _save_points(frame, torch.cat([part.inputs for part in done.parts]), options.out)

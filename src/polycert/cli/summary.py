@@ -16,6 +16,7 @@ from polycert.cli.guard import INTERRUPTED, tell
 from polycert.cli.options import Task
 from polycert.cli.samples import Job, Plan
 from polycert.records import save_frame
+from polycert.sets import norm_text
 
 Rows = dict[str, str]
 
@@ -36,7 +37,7 @@ def about_set(asked: Plan) -> Rows:
     """The norm and the box."""
     low = "-inf" if asked.low is None else f"{asked.low:g}"
     high = "inf" if asked.high is None else f"{asked.high:g}"
-    return {"norm": f"{asked.norm:g}", "box": f"[{low}, {high}]"}
+    return {"norm": norm_text(asked.norm), "box": f"[{low}, {high}]"}
 
 
 def finish(options: Task, job: Job, done: Ended, frame: pd.DataFrame, rows: Rows) -> None:

@@ -21,7 +21,7 @@ from polycert.evaluation.strikes import describe
 from polycert.evaluation.task import Settings, Stage, Task, make_task, one_eps, usual_upper
 from polycert.graph import Network
 from polycert.processes import Processes
-from polycert.sets import Array, Ball
+from polycert.sets import Array, Ball, norm_text
 
 Report = Callable[[int, int, str], None]  # samples finished, samples in all, what is being done
 FACTS = ("model", "dataset", "architecture", "activation", "norm", "eps", "method", "seed")
@@ -170,7 +170,7 @@ def make_record(task: Task, about: Mapping[str, Any], whole: Part, exact: Exact 
     from polycert import __version__  # here, as the package itself imports this module
 
     settings, leak = task.settings, about.get("test_leak")
-    facts = {**about, "norm": f"{task.ball.norm:g}", "eps": task.eps}
+    facts = {**about, "norm": norm_text(task.ball.norm), "eps": task.eps}
     record: dict[str, Any] = {name: facts[name] for name in FACTS if facts.get(name) is not None}
     record["attack"] = describe(settings.steps, settings.restarts, settings.seed)
     record |= summary(whole.columns, task.eps)

@@ -97,7 +97,10 @@ def make_task(
     """A task whose samples were checked, or a clear error."""
     if y is None:
         raise PolycertError("an evaluation counts errors, so it needs labels: give y")
-    one_eps(ball)
+    if settings.upper < one_eps(ball):
+        raise PolycertError(
+            f"upper must be at least eps, {one_eps(ball):g}, whose certificates count as radii, got {settings.upper:g}"
+        )
     network, inputs = as_inputs(net, x)
     ball.at(inputs)
     graph = network.bind()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polycert.exact.outcome import FALSIFIED, ROBUST, Decision
 from polycert.records import save_frame
+from polycert.sets import norm_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,7 @@ class Verdicts:
                 "margin": None if v.decision.witness is None else v.decision.witness.margin,
                 "own_margin": None if v.decision.witness is None else v.decision.witness.own_margin,
                 "eps": v.eps,
-                "norm": f"{self.norm:g}",
+                "norm": norm_text(self.norm),
             }
             for v in self.verdicts
         ]

@@ -276,6 +276,8 @@ def _self_check(model: nn.Module, network: Captured, example: Tensor) -> None:
     if network.has_softmax:
         logs = "log_softmax" in str(network.dropped)
         got = got.log_softmax(-1) if logs else got.softmax(-1)
+    if not bool(torch.isfinite(expected).all()):
+        raise PolycertError("the model's output is not finite: its weights hold NaN or infinite values, or overflow")
     scale = expected.abs().amax().clamp(min=1)
     if expected.shape != got.shape or not bool(((expected - got).abs() <= 1e-4 * scale).all()):
         raise PolycertError(

@@ -13,7 +13,7 @@ from polycert.reproduce.figures import FIGURES, Picture
 from polycert.reproduce.grid import Table
 from polycert.reproduce.store import Store
 from polycert.reproduce.tables import TABLES
-from polycert.reproduce.writers import WRITERS, commands, markdown
+from polycert.reproduce.writers import WRITERS, folded, markdown
 
 ALL = "all"
 NAMES = (*TABLES, *FIGURES, ALL)
@@ -77,7 +77,7 @@ def shown(picture: Picture, images: str) -> str:
         parts.append("Not drawn: there is no record yet.")
     else:
         parts += [f"![Figure {picture.number}: {picture.title}]({images}/{picture.name}.png)", picture.caption]
-    return "\n\n".join([*parts, *commands(picture.missing)])
+    return "\n\n".join([*parts, *folded(picture.missing)])
 
 
 def _write_table(table: Table, folder: Path, *, whole: bool) -> Iterator[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from polycert.training.files import library
@@ -42,9 +43,10 @@ class Setting:
         return " ".join(("polycert train", row, *more, "--run-dir", f"runs/{run or row}"))
 
     def evaluate(self, run: str, out: str, *more: str) -> str:
-        """The command that writes a trained network's record."""
+        """The commands that write a trained network's record."""
         ball = f"--dataset {self.dataset} --norm {self.norm} --eps {self.eps}"
-        return " ".join((f"polycert evaluate runs/{run}/model.safetensors {ball}", *more, f"--out {out}"))
+        folder = f"mkdir -p {Path(out).parent} &&"
+        return " ".join((folder, f"polycert evaluate runs/{run}/model.safetensors {ball}", *more, f"--out {out}"))
 
 
 def settings(names: Iterable[str]) -> dict[str, Setting]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from polycert.reproduce.grid import Cell, Line, Missing, Table
 
+Commands = Callable[[Sequence[Missing]], Iterator[str]]
 NOTHING = "–"
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -31,7 +32,24 @@ _LATEX = {
 }
 
 
-def markdown(table: Table) -> str:
+def folded(missing: Sequence[Missing]) -> Iterator[str]:
+    """What makes the missing things, folded up in a page."""
+    if missing:
+        text = html.escape("\n".join(item.command for item in missing), quote=False)
+        yield f"<details><summary>{_count(missing)}</summary>\n<pre><code>{text}\n</code></pre>\n</details>"
+
+
+def listed(missing: Sequence[Missing]) -> Iterator[str]:
+    """What makes the missing things, to be copied from a terminal."""
+    if missing:
+        yield "\n".join([f"{_count(missing)}:", "", *(f"    {item.command}" for item in missing)])
+
+
+def _count(missing: Sequence[Missing]) -> str:
+    return f"{len(missing)} {'is' if len(missing) == 1 else 'are'} missing; made by"
+
+
+def markdown(table: Table, commands: Commands = folded) -> str:
     """Headings, one Markdown table for each section, notes, and the commands for what is missing."""
     parts = [f"## {table.heading}"]
     for section, lines in table.sections.items():
@@ -43,14 +61,6 @@ def markdown(table: Table) -> str:
         parts.append("\n".join("| " + " | ".join(map(_escaped, row)) + " |" for row in rows))
     parts += table.notes
     return "\n\n".join([*parts, *commands(table.missing)]) + "\n"
-
-
-def commands(missing: Sequence[Missing]) -> Iterator[str]:
-    """What makes the missing things, folded up."""
-    if missing:
-        text = html.escape("\n".join(item.command for item in missing), quote=False)
-        counted = f"{len(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-        yield f"<details><summary>{counted}; made by</summary>\n<pre><code>{text}\n</code></pre>\n</details>"
 
 
 def latex(table: Table) -> str:

@@ -30,21 +30,21 @@ _MMR = (
     ("weight", "gamma_boundary", "gamma_decision", "boundary_share"),
     ("decisions", "subsample"),
 )
-_AT = ("attack_steps", "attack_step")
+ATTACK_KEYS = ("attack_steps", "attack_step")
 
 METHODS: dict[str, Method] = {
     "plain": Method((), (), _loss(Plain)),
-    "at": Method((), _AT, _loss(AT)),
+    "at": Method((), ATTACK_KEYS, _loss(AT)),
     "kw": Method((), ("subsample",), _loss(KW)),
     "ibp": Method(("kappa",), ("subsample",), _loss(IBP)),
     "c-ibp": Method(("kappa", "beta"), ("subsample",), _loss(CrownIBP)),
     "mmr": Method(_MMR[0], _MMR[1], _loss(MMR), piecewise_linear=True),
-    "mmr+at": Method(_MMR[0], _MMR[1] + _AT, _loss(MMR, at=True), piecewise_linear=True),
+    "mmr+at": Method(_MMR[0], _MMR[1] + ATTACK_KEYS, _loss(MMR, at=True), piecewise_linear=True),
     "c-per": Method(_PER[0], _PER[1], _loss(PER)),
-    "c-per+at": Method(_PER[0], _PER[1] + _AT, _loss(PER, at=True)),
+    "c-per+at": Method(_PER[0], _PER[1] + ATTACK_KEYS, _loss(PER, at=True)),
     "i-per": Method(_PER[0], _PER[1], _loss(PER, method="forward")),
-    "i-per+at": Method(_PER[0], _PER[1] + _AT, _loss(PER, method="forward", at=True)),
-    "mtl-ibp": Method(("mix",), ("subsample", *_AT), _loss(MTLIBP)),
+    "i-per+at": Method(_PER[0], _PER[1] + ATTACK_KEYS, _loss(PER, method="forward", at=True)),
+    "mtl-ibp": Method(("mix",), ("subsample", *ATTACK_KEYS), _loss(MTLIBP)),
 }
 OWN_KEYS = sorted({key for method in METHODS.values() for key in method.needs + method.takes})
 

@@ -12,8 +12,8 @@ from torch import nn
 from polycert import data
 from polycert.errors import PolycertError
 from polycert.models import ARCHITECTURES
-from polycert.sets import Ball, Minimum
-from polycert.training.methods import METHODS, OWN_KEYS, make_loss
+from polycert.sets import Ball, Minimum, norm_text
+from polycert.training.methods import ATTACK_KEYS, METHODS, OWN_KEYS, make_loss
 from polycert.training.schedules import AnySchedule, Constant, Number, Schedule
 
 Positive = Annotated[int, Field(ge=1)]
@@ -38,7 +38,7 @@ def _norm(value: Any) -> Any:
         found = 0.0
     if not found >= 1:
         raise ValueError(f'must be "inf" or a number from 1, got {value!r}')
-    return f"{found:g}"
+    return norm_text(found)
 
 
 class Recipe(BaseModel):
@@ -189,6 +189,8 @@ class Recipe(BaseModel):
         for key, value in self:
             if isinstance(value, Schedule):
                 changes[key] = value.stretched(factor)
+        if not changes["warm_up"]:  # keys that only a warm-up by attacks had use for
+            changes |= {key: None for key in ATTACK_KEYS if key not in METHODS[self.method].takes}
         return self.model_copy(update=changes)
 
     def plain(self) -> dict[str, Any]:

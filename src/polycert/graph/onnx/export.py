@@ -43,6 +43,8 @@ def export(net: Network, path: str | os.PathLike[str]) -> None:
         raise PolycertError(f"networks are exported as .onnx, not {target.name!r}")
     if not target.resolve().parent.is_dir():
         raise PolycertError(f"cannot write {str(target)!r}: its folder does not exist; make it first")
+    if net.softmax:
+        raise PolycertError("the network ends in a softmax, which was dropped: export a model that returns logits")
     graph = net.bind()
     content = Writing(graph).model()
     with whole_file(target) as name:
