@@ -94,6 +94,9 @@ def test_the_minimum_of_a_recipe_is_that_of_its_balls() -> None:
         ({"eps": {"kind": "quadratic"}}, ["eps", "smooth", "quadratic"]),
         ({"eps": {"kind": "smooth", "first": 0, "last": 1, "begin": 3, "end": 1}}, ["eps", "begin", "before end"]),
         ({"eps": {"kind": "smooth", "first": 0, "last": 1, "end": 1, "ned": 2}}, ["eps", "ned"]),
+        ({"eps": {"kind": "points", "epochs": [0, 1], "values": [1]}}, ["eps", "one value for each epoch", "1 and 2"]),
+        ({"eps": {"kind": "points", "epochs": [0, 2, 1], "values": [1, 1, 1]}}, ["eps", "must grow", "0, 2, 1"]),
+        ({"eps": {"kind": "points", "epochs": [], "values": []}}, ["eps", "at least 1"]),
         ({"eps": -0.1}, ["eps", "at least 0", "-0.1"]),
         ({"dataset": "mnits"}, ["dataset", "mnist-sample"]),
         ({"norm": 0.5}, ["norm", "from 1"]),
@@ -177,6 +180,17 @@ def test_schedules() -> None:
     assert at({**doubling, "most": 0.03}, 99) == [0.03]
     step = {"kind": "step", "first": 1.0, "epochs": [2, 4], "factor": 0.5}
     assert at(step, 1.9, 2, 3.9, 4) == [1, 0.5, 0.5, 0.25]
+    points = {"kind": "points", "epochs": [1, 2, 6], "values": [0.2, "2/5", 0.1]}
+    assert at(points, 0, 1, 1.5, 2, 4, 9) == pytest.approx([0.2, 0.2, 0.3, 0.4, 0.25, 0.1])
+    made = make_recipe(changed(eps=points)).eps
+    assert made.extremes(4) == pytest.approx((0.2, 0.4))  # the largest value is neither first nor last
+    assert made.stretched(2).at(4) == 0.4
+
+
+def test_points_of_a_schedule_reach_the_largest_value_that_is_checked() -> None:
+    peak = {"kind": "points", "epochs": [0, 1, 2], "values": [1, 300, 1]}
+    with pytest.raises(pc.PolycertError, match=r"subsample.*at most 100.*got 300"):
+        make_recipe(changed(subsample=peak))
 
 
 def test_a_schedule_moves_what_the_loss_gets() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from fractions import Fraction
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-KINDS = ("constant", "doubling", "linear", "smooth", "cosine", "step")
+KINDS = ("constant", "doubling", "linear", "smooth", "cosine", "step", "points")
 
 
 def number(value: Any) -> Any:
@@ -29,7 +31,7 @@ Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Schedule(BaseModel):
-    """A number over time. Monotone, so that its extremes over a run are at both ends."""
+    """A number over time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,8 +41,12 @@ class Schedule(BaseModel):
 
     def extremes(self, epochs: float) -> tuple[float, float]:
         """The smallest and largest value in a run of so many epochs, whose very end no step sees."""
-        ends = self.at(0), self.at(epochs * (1 - 1e-9))
-        return min(ends), max(ends)
+        values = [self.at(time) for time in (0.0, *self.turns(epochs), epochs * (1 - 1e-9))]
+        return min(values), max(values)
+
+    def turns(self, epochs: float) -> tuple[float, ...]:
+        """Where in a run of so many epochs it may go from growing to falling or back; nowhere if it is monotone."""
+        return ()
 
     def stretched(self, factor: float) -> Schedule:
         """The same in a run that is so many times as long."""
@@ -156,6 +162,34 @@ class Step(Schedule):
         return self.model_copy(update={"epochs": tuple(epoch * factor for epoch in self.epochs)})
 
 
+class Points(Schedule):
+    """Straight lines from each of the `values` at its epoch to the next; constant before and after."""
+
+    kind: Literal["points"]
+    epochs: Annotated[tuple[Time, ...], Field(min_length=1)]
+    values: tuple[Number, ...]
+
+    @model_validator(mode="after")
+    def _paired(self) -> Points:
+        if len(self.values) != len(self.epochs):
+            raise ValueError(f"there must be one value for each epoch, got {len(self.values)} and {len(self.epochs)}")
+        if any(later <= earlier for earlier, later in pairwise(self.epochs)):
+            raise ValueError(f"epochs must grow, got {', '.join(format(epoch, 'g') for epoch in self.epochs)}")
+        return self
+
+    def at(self, time: float) -> float:
+        """Between the two points around it."""
+        return float(np.interp(time, self.epochs, self.values))
+
+    def turns(self, epochs: float) -> tuple[float, ...]:
+        """At its points."""
+        return tuple(epoch for epoch in self.epochs if epoch < epochs)
+
+    def stretched(self, factor: float) -> Points:
+        """The points move along."""
+        return self.model_copy(update={"epochs": tuple(epoch * factor for epoch in self.epochs)})
+
+
 def _from_number(value: Any) -> Any:
     """A plain number is a constant."""
     value = number(value)
@@ -176,7 +210,7 @@ def _to_plain(schedule: Schedule) -> Any:
 
 
 AnySchedule = Annotated[
-    Annotated[Constant | Doubling | Linear | Smooth | Cosine | Step, Field(discriminator="kind")],
+    Annotated[Constant | Doubling | Linear | Smooth | Cosine | Step | Points, Field(discriminator="kind")],
     BeforeValidator(_from_number),
     PlainSerializer(_to_plain),
 ]
