@@ -363,6 +363,18 @@ def test_verify_refuses_bad_usage_with_one_sentence(tmp_path: Path) -> None:
         assert len(found.stderr.strip().splitlines()) == 1
 
 
+def test_verify_refuses_options_that_a_property_would_not_heed(tmp_path: Path) -> None:
+    small(0, tmp_path)
+    (tmp_path / "p.vnnlib").write_text(f"{declare(2, 2)}{box((-1, 1), (-1, 1))}(assert (<= Y_0 0))")
+    task = ["verify", str(tmp_path / "net.onnx"), str(tmp_path / "p.vnnlib")]
+    for given in (["--eps", "0.1"], ["--dataset", "mnist", "--limit", "3"], ["--norm", "2"], ["--data-dir", "d"]):
+        found = CliRunner().invoke(app, [*task, *given])
+        assert found.exit_code == 2
+        for flag in given[::2]:
+            assert flag in found.stderr
+    assert CliRunner().invoke(app, [*task, "--timeout", "9", "--seed", "1", "--threads", "1", "-q"]).exit_code == 0
+
+
 @pytest.mark.slow
 def test_the_scripts_of_the_competition(tmp_path: Path) -> None:
     """By the calling convention: version, category, network, property, results, seconds."""

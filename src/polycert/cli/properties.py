@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -15,16 +16,18 @@ from polycert.graph.onnx import read_onnx
 from polycert.properties import Decision, decide, read_property
 from polycert.records import whole_file
 
+HEEDED = {"model", "asked", "timeout", "seed", "threads", "out", "quiet", "debug"}  # what a property leaves open
+
 
 def verify_property(options: VerifyOptions) -> None:
     """Decide a property; print the answer, and write it to a file as well if one is given."""
     model, out, timeout = Path(options.model), options.out, parsing.number(options.timeout, "--timeout")
     assert options.asked is not None
-    if options.dataset is not None or options.inputs is not None or options.eps:
-        raise BadUsage("a property speaks for itself: leave out --dataset, --inputs and --eps")
-    given = [name for name in ("limit", "indices") if getattr(options, name) is not None]
+    unheeded = [item.name for item in fields(options) if item.name not in HEEDED]
+    given = [name for name in unheeded if getattr(options, name) != getattr(VerifyOptions, name)]
     if given:
-        raise BadUsage(f"a property has no samples: leave out {' and '.join(f'--{name}' for name in given)}")
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise BadUsage(f"a property speaks for itself: leave out {flags}")
     if model.suffix != ".onnx":
         raise BadUsage(f"a VNN-LIB property is about an .onnx file, got {options.model!r}")
     if not timeout > 0:
