@@ -536,6 +536,14 @@ def test_missing_gammas(records: Path) -> None:
     )
 
 
+def test_the_caption_of_the_sweep_says_how_long_its_runs_were(records: Path) -> None:
+    assert "epochs" not in FIGURES["figure4"](Store(records)).caption
+    for gamma, epochs in ((0.3, 6), (3.0, 8)):
+        training = {"command": "polycert train x", "metrics": [{"epoch": 1}] * epochs}
+        put(records, f"figure4/gamma-{gamma}", **CIFAR_L2, method="c-per+at", CTE=1.0, CRE_Lin=2.0, training=training)
+    assert "ours after 6 to 8 epochs" in FIGURES["figure4"](Store(records)).caption
+
+
 def test_histogram_shares() -> None:
     values = {**FC1, "source": "ours", "method": "kw", "low": 0.0, "high": 1.0}
     found = Histogram(**values, counts=[2, 4, 6, 4], below=1, above=2, zero=1)
