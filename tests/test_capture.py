@@ -399,7 +399,7 @@ def test_only_what_the_output_needs_is_kept() -> None:
     graph = pc.capture(module, (4,)).bind()
     assert isinstance(graph, Graph)
     assert [type(node.op).__name__ for node in graph.nodes] == ["NoneType", "MatMul", "Relu", "MatMul"]
-    assert graph.ancestors(graph.output) == [3, 2, 1, 0]
+    assert graph.ancestors(graph.output) == (3, 2, 1, 0)
     assert graph.activations == (2,)
 
 

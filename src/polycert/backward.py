@@ -49,6 +49,38 @@ class Pulled(NamedTuple):
     passed: dict[int, Form]  # the rows over each activation on the way, if they were to be kept
 
 
+class Offsets(NamedTuple):
+    """Of two lines around an activation: halfway between them at 0, and half their distance there."""
+
+    middle: Tensor
+    half_gap: Tensor
+
+
+class Few(NamedTuple):
+    """The units of each sample whose lines do not pass through 0, filled up with others where a sample has fewer."""
+
+    units: Tensor  # [batch, count]
+    offsets: Offsets  # [batch, count] each
+
+
+class Bends(NamedTuple):
+    """The offsets of an activation's lines: at all units, and at those that have any if they are few."""
+
+    all: Offsets
+    few: Few | None
+
+    @staticmethod
+    def of(lines: Lines) -> Bends:
+        """Looked up once for all rows that pass the activation."""
+        whole = Offsets(lines.middle, lines.half_gap)
+        bent = ((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1)
+        count = int(bent.sum(1).max())
+        if count > FEW_UNITS * bent.shape[1]:
+            return Bends(whole, None)
+        units = bent.byte().topk(count, dim=1).indices
+        return Bends(whole, Few(units, Offsets(*(part.flatten(1).gather(1, units) for part in whole))))
+
+
 @dataclass(eq=False)
 class Pass:
     """Bounds of one graph over one region: what has been found so far, and how more is found."""
@@ -60,7 +92,7 @@ class Pass:
     rounding: Rounding | None = None
     intervals: dict[int, Interval] = field(default_factory=dict)
     _lines: dict[int, Lines] = field(default_factory=dict)
-    _bends: dict[int, Tensor | None] = field(default_factory=dict)
+    _bends: dict[int, Bends] = field(default_factory=dict)
     _reaches: dict[int, Interval] = field(default_factory=dict)
     _sizes: dict[int, Tensor] = field(default_factory=dict)
 
@@ -71,10 +103,8 @@ class Pass:
 
     def prepare(self, target: int) -> None:
         """Bound every activation's input that `target` depends on, in order."""
-        needed = set(self.graph.ancestors(target))
-        for index in self.graph.activations:
-            if index in needed:
-                self.interval(self.graph.nodes[index].inputs[0])
+        for index in self.graph.layout.activations_before(target):
+            self.interval(self.graph.nodes[index].inputs[0])
 
     def interval(self, index: int) -> Interval:
         """Bounds of a node's value, by the method for hidden layers."""
@@ -90,13 +120,10 @@ class Pass:
             self._lines[index] = self.relaxation(node.op, self.interval(node.inputs[0]), self.rounding)
         return self._lines[index]
 
-    def bends(self, index: int) -> Tensor | None:
-        """The units `[batch, count]` of an activation whose lines do not pass through 0, or None if they are many.
-
-        Filled up with others where a sample has fewer than the most.
-        """
+    def bends(self, index: int) -> Bends:
+        """The offsets of an activation's lines, and the few units that have any."""
         if index not in self._bends:
-            self._bends[index] = bent_units(self.lines(index))
+            self._bends[index] = Bends.of(self.lines(index))
         return self._bends[index]
 
     def reach(self, index: int) -> Interval:
@@ -117,7 +144,8 @@ class Pass:
 
     def part(self, samples: Tensor) -> Pass:
         """The same pass for some of the samples, with what has been found so far."""
-        if len(samples) == len(self.region.x) and bool((samples[1:] > samples[:-1]).all()):
+        count = self.region.x.shape[0]
+        if samples.shape[0] == count and (count == 1 or bool((samples[1:] > samples[:-1]).all())):
             return self
         return replace(
             self,
@@ -131,12 +159,12 @@ class Pass:
 
     def lines_before(self, index: int) -> list[Lines]:
         """The relaxations of all activations that a node depends on."""
-        needed = set(self.graph.ancestors(index))
-        return [self.lines(k) for k in self.graph.activations if k in needed]
+        return [self.lines(k) for k in self.graph.layout.activations_before(index)]
 
     def ready(self, index: int) -> None:
         """Find what a node's rows need, with gradients, before numbers are taken from it or chunks computed again."""
-        self.lines_before(index)
+        for k in self.graph.layout.activations_before(index):
+            self.bends(k)
 
     def widened(self, start: int, form: Form, pulled: Pulled) -> Pulled:
         """Rows over node `start` as this kind of pass bounds them; here as they are."""
@@ -154,13 +182,6 @@ class Pass:
         if isinstance(node.op, Activation):
             return node.op.peak(*self.interval(node.inputs[0]))
         return node.op.magnitude(*(self.size(i) for i in node.inputs))
-
-
-def bent_units(lines: Lines) -> Tensor | None:
-    """See `Pass.bends`."""
-    bent = ((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1)
-    count = int(bent.sum(1).max())
-    return bent.byte().topk(count, dim=1).indices if count <= FEW_UNITS * bent.shape[1] else None
 
 
 @dataclass(eq=False)
@@ -193,15 +214,12 @@ class Sums:
 
     def activation(self, form: Form, index: int) -> None:
         """Rows over an activation: the lines' offsets, most of which are 0 where most units are straight."""
-        lines, bends = self.run.lines(index), self.run.bends(index)
-        middle, half = lines.middle, lines.half_gap
-        few = None if bends is None else form.at(bends)
-        if few is not None and bends is not None:
-            middle, half = middle.flatten(1).gather(1, bends), half.flatten(1).gather(1, bends)
-        rows = form if few is None else few
+        bends = self.run.bends(index)
+        few = None if bends.few is None else form.at(bends.few.units)
+        rows, (middle, half) = (form, bends.all) if bends.few is None or few is None else (few, bends.few.offsets)
         self.middle, self.spread = self.middle + rows.dot(middle), self.spread + rows.abs_dot(half)
         if self.run.rounding is not None:
-            self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, lines, form))
+            self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, self.run.lines(index), form))
 
 
 def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, keep: bool = False) -> Pulled:
@@ -289,7 +307,7 @@ def _offset(run: Pass, pulled: Pulled, slack: Tensor | None, side: int) -> Tenso
     offset = pulled.middle + side * width
     if not isinstance(offset, Tensor):  # neither bias nor activation on the way
         offset = pulled.forms[0].dot(torch.zeros_like(run.region.x))
-    return offset.expand(len(run.region.x), -1)
+    return offset.expand(run.region.x.shape[0], -1)
 
 
 def _input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
@@ -313,12 +331,13 @@ def hidden_by_backward(run: Pass, index: int) -> Interval:
         part = run.part(chunk.sample)
         # Beyond the first ones, what a chunk's gradient needs is computed once more rather than kept.
         if torch.is_grad_enabled() and k >= KEPT_CHUNKS:
+            part.ready(index)
             found.append(checkpoint(_both_sides_of, part, index, chunk, use_reentrant=False))
         else:
             found.append(_both_sides_of(part, index, chunk))
     if not found:
         return known
-    sample, unit, low, high = (torch.cat(column) for column in zip(*found, strict=True))
+    sample, unit, low, high = (torch.cat(column) for column in zip(*found, strict=True)) if found[1:] else found[0]
     lower, upper = (old.flatten(1).index_put((sample, unit), new) for old, new in zip(known, (low, high), strict=True))
     return Interval(lower.reshape(known.lower.shape), upper.reshape(known.upper.shape))
 
@@ -344,6 +363,10 @@ def _both_sides_of(run: Pass, index: int, chunk: Chunk) -> tuple[Tensor, Tensor,
     whole = len(shape) == 3 and chunk.unit.shape[1] > FEW_ROWS * math.prod(shape)
     form = Identity(shape, run.like) if whole else Selected(shape, run.like, chunk.unit)
     low, high = _both_sides(run, index, form)
+    if chunk.wanted is None:  # a single sample
+        unit = chunk.unit.squeeze(0)
+        low, high = (side.squeeze(0)[unit] if whole else side.squeeze(0) for side in (low, high))
+        return chunk.sample.expand_as(unit), unit, low, high
     row, slot = chunk.wanted.nonzero(as_tuple=True)
     unit = chunk.unit[row, slot]
     column = unit if whole else slot

@@ -82,7 +82,7 @@ def certify(
     with torch.no_grad():
         prediction = _predict(judge.graph, inputs, batch).argmax(1)
     label = as_labels(y, prediction, classes)
-    with plain_products(judge.graph.device):  # here as well, so that no thread leaves while others compute
+    with plain_products(judge.graph.device):
         parts = over_batches(
             lambda part: _certify_part(judge, region[part], label[part], prediction[part], part.start),
             len(inputs),

@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from polycert.gradients import apply
+
 MAX_STEPS = 40
 NEARLY_1 = 1.02  # up to here powers 1 / (p - 1) of weights may leave even the range of float64
 ENDLESS = 1e30
@@ -72,7 +74,7 @@ def least_norm(weight: Tensor, cap: Tensor | None, drop: Tensor, norm: float, re
         return least_norm(weight.double(), wide, drop.double(), norm, relative).to(weight.dtype)
     if cap is not None:
         weight, cap = torch.broadcast_tensors(weight, cap)
-    found: Tensor = _LeastNorm.apply(weight, cap, drop, norm, relative)  # type: ignore[no-untyped-call]
+    found: Tensor = apply(_LeastNorm, weight, cap, drop, norm, relative)
     return found
 
 
@@ -152,7 +154,7 @@ def power_norm(weight: Tensor, order: float) -> Tensor:
 def signed_powers(coef: Tensor, top: Tensor, order: float) -> tuple[Tensor, Tensor]:
     """`max(c, 0)^order` and `max(-c, 0)^order` of coefficients in units of `top`, which carries no gradient."""
     unit = torch.where(top > 0, top, torch.ones_like(top))
-    positive, negative = _SignedPowers.apply(coef, unit, order)  # type: ignore[no-untyped-call]
+    positive, negative = apply(_SignedPowers, coef, unit, order)
     return positive, negative
 
 

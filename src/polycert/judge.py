@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polycert.envelope import Envelope, better, envelopes
 from polycert.graph import Graph, Network
-from polycert.precision import error_model, plain_products, provable
+from polycert.precision import error_model, provable
 from polycert.rounding import Rounding
 from polycert.sets import Region
 
@@ -111,8 +111,11 @@ class Judge:
         return provable(self.net, self.graph) if self.rigorous else self.graph
 
     def decide(self, region: Region, label: Tensor, *, beyond: bool = False) -> tuple[Verdict, Tensor]:
-        """The verdict of each sample, and whether it was decided in float64; `beyond`: see `judge`."""
-        with torch.no_grad(), plain_products(self.graph.device):
+        """The verdict of each sample, and whether it was decided in float64; `beyond`: see `judge`.
+
+        For proofs the caller sees to `plain_products`, for all of its threads at once.
+        """
+        with torch.no_grad():
             first = self._first
             own = region.to(first.dtype)
             verdict = judge(self.envelope(first, own, label), beyond=beyond)

@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
 
     sample: Tensor  # [samples]
     unit: Tensor  # [samples, rows]: entries of the node, filled up with 0
-    wanted: Tensor  # [samples, rows]: which of them are not just filling
+    wanted: Tensor | None  # [samples, rows]: which of them are not just filling; None for all
 
 
 def chunks(still_open: Tensor, width: int) -> Iterator[Chunk]:
@@ -37,6 +37,9 @@ def chunks(still_open: Tensor, width: int) -> Iterator[Chunk]:
 
     Samples with about as many open entries go together, so that little is filled up.
     """
+    if still_open.shape[0] == 1:
+        yield from _chunks_of_one(still_open, width)
+        return
     counts, order = still_open.sum(1).sort(descending=True)
     begin, sizes = 0, counts.tolist()
     while begin < len(sizes) and sizes[begin] > 0:
@@ -47,6 +50,14 @@ def chunks(still_open: Tensor, width: int) -> Iterator[Chunk]:
         for first in range(0, sizes[begin], rows):
             yield Chunk(group, *(part[:, first : first + rows] for part in whole))
         begin += samples
+
+
+def _chunks_of_one(still_open: Tensor, width: int) -> Iterator[Chunk]:
+    """Of a single sample, where nothing has to be sorted or filled up."""
+    sample, unit = still_open.nonzero(as_tuple=True)
+    if unit.numel():
+        for part in unit.unsqueeze(0).split(max(1, CHUNK // width), 1):
+            yield Chunk(sample[:1], part, None)
 
 
 def _listed(still_open: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -98,7 +109,10 @@ def free_memory() -> int:
 
 def row_width(graph: Graph, target: int) -> int:
     """The most coefficients that one row over node `target` has at any node on the way to the input."""
-    return max((size for index, size in row_sizes(graph, target) if index != target), default=1)
+    widths = graph.layout.widths
+    if target not in widths:
+        widths[target] = max((size for index, size in row_sizes(graph, target) if index != target), default=1)
+    return widths[target]
 
 
 def row_sizes(graph: Graph, target: int) -> Iterator[tuple[int, int]]:

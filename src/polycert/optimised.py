@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.backward import LOWER, Bound, Pass, backward, bent_units
+from polycert.backward import LOWER, Bends, Bound, Pass, backward
 from polycert.forms import Dense, Form
 from polycert.relaxations import lines_of
 from polycert.rules import Activation, Interval, Lines
@@ -43,9 +43,9 @@ class SlopedPass(Pass):
         assert isinstance(node.op, Activation)
         return lines_of(node.op, *self.slopes[index], self.interval(node.inputs[0]), self.rounding)
 
-    def bends(self, index: int) -> Tensor | None:
+    def bends(self, index: int) -> Bends:
         """Looked up anew, as slopes change."""
-        return bent_units(self.lines(index))
+        return Bends.of(self.lines(index))
 
 
 def final_by_slopes(run: Pass, form: Form, side: int) -> Bound:

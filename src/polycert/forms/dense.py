@@ -42,9 +42,9 @@ class Dense(FlatForm):
         """As `dot` with absolute coefficients, a few samples' at a time: a copy of them all would leave the cache."""
         coef, flat = self.coefficients(), values.flatten(1)
         few = max(1, CACHED // max(1, math.prod(coef.shape[1:])))
-        if len(coef) <= few:
+        if coef.shape[0] <= few:
             return rows_abs_dot(coef, flat)
-        beside = flat.expand(len(coef), -1).split(few)
+        beside = flat.expand(coef.shape[0], -1).split(few)
         return torch.cat([rows_abs_dot(part, v) for part, v in zip(coef.split(few), beside, strict=True)])
 
     def scale(self, factor: Tensor) -> Form:
@@ -59,7 +59,7 @@ class Dense(FlatForm):
 
     def at(self, index: Tensor) -> Dense | None:
         """Looked up; shared coefficients would be copied for each sample."""
-        if self.coef.shape[0] != len(index):
+        if self.coef.shape[0] != index.shape[0]:
             return None
         return Dense(self.coefficients().gather(2, index.unsqueeze(1).expand(-1, self.coef.shape[1], -1)))
 

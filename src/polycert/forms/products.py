@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from polycert.gradients import apply
+
 
 def rows_dot(coef: Tensor, values: Tensor) -> Tensor:
     """`[batch or 1, rows, n] . [batch or 1, n]` without copying what is shared."""
@@ -15,7 +17,7 @@ def rows_dot(coef: Tensor, values: Tensor) -> Tensor:
         return values @ coef.squeeze(0).T  # `coef[0]` would have a gradient full of zeros
     if values.shape[0] == 1:
         return coef @ values.squeeze(0)
-    found: Tensor = _RowsDot.apply(coef, values)  # type: ignore[no-untyped-call]
+    found: Tensor = apply(_RowsDot, coef, values)
     return found
 
 
@@ -23,7 +25,7 @@ def rows_abs_dot(coef: Tensor, values: Tensor) -> Tensor:
     """As `rows_dot` with absolute coefficients."""
     if coef.shape[0] == 1 or values.shape[0] == 1:
         return rows_dot(coef.abs(), values)
-    found: Tensor = _RowsAbsDot.apply(coef, values)  # type: ignore[no-untyped-call]
+    found: Tensor = apply(_RowsAbsDot, coef, values)
     return found
 
 

@@ -110,7 +110,7 @@ class Selected(Unit):
 
     def _entries(self, values: Tensor) -> Tensor:
         """Look the entries of `[batch or 1, *shape]` up: `[batch, rows]`."""
-        return values.flatten(1).expand(len(self.index), -1).gather(1, self.index)
+        return values.flatten(1).expand(self.index.shape[0], -1).gather(1, self.index)
 
     def dot(self, values: Tensor) -> Tensor:
         """The entries."""
@@ -188,12 +188,12 @@ class Differences(FlatForm):
 
     def dot(self, values: Tensor) -> Tensor:
         """Look the two entries up."""
-        values = values.expand(len(self.label), -1)
+        values = values.expand(self.label.shape[0], -1)
         return values.gather(1, self.label[:, None]) - values.gather(1, self.others)
 
     def abs_dot(self, values: Tensor) -> Tensor:
         """Look the two entries up."""
-        values = values.expand(len(self.label), -1)
+        values = values.expand(self.label.shape[0], -1)
         return values.gather(1, self.label[:, None]) + values.gather(1, self.others)
 
     def scale(self, factor: Tensor) -> Form:

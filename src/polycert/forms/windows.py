@@ -27,8 +27,8 @@ class Windows(Windowed):
         """`[batch, rows, terms]`: each row's own window."""
         windows = self.tiles(values).flatten(3).flatten(0, 2)  # of all points, so that each is a contiguous run
         point = self.line * self.grid[1] + self.column
-        if len(values) > 1:
-            first = torch.arange(len(values), device=values.device) * (self.grid[0] * self.grid[1])
+        if values.shape[0] > 1:
+            first = torch.arange(values.shape[0], device=values.device) * (self.grid[0] * self.grid[1])
             point = point + first.unsqueeze(1)
         found: Tensor = windows.index_select(0, point.flatten()).unflatten(0, point.shape)
         return found

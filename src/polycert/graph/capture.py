@@ -6,9 +6,9 @@ import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -71,6 +71,34 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
     return network
 
 
+class _Bound(NamedTuple):
+    """A graph that was built of these tensors."""
+
+    tensors: dict[str, Tensor]
+    shapes: tuple[torch.Size, ...]
+    graph: Graph
+
+    def holds(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether these very tensors are in it, whatever their values are now."""
+        if (dtype, device) != (self.graph.dtype, self.graph.device):
+            return False
+        pairs = zip(tensors.values(), self.tensors.values(), self.shapes, strict=True)
+        return all(new is old and new.shape == shape for new, old, shape in pairs)
+
+
+def _holds_only(graph: Graph, tensors: dict[str, Tensor]) -> bool:
+    """Whether the ops hold these tensors as they are, and nothing that was computed from them."""
+    own = {id(tensor) for tensor in tensors.values()}
+
+    def known(value: Any) -> bool:
+        if isinstance(value, tuple):
+            return all(map(known, value))
+        return id(value) in own or isinstance(value, (int, float, str, type(None)))
+
+    ops: list[Any] = [node.op for node in graph.nodes[1:]]
+    return all(known(getattr(op, one.name)) for op in ops for one in fields(op))
+
+
 @dataclass(frozen=True, eq=False)
 class Captured(Network):
     """A traced program and the module that owns its tensors."""
@@ -85,6 +113,7 @@ class Captured(Network):
     dropped: str
     default_dtype: torch.dtype
     default_device: torch.device
+    last: dict[str, _Bound] = field(default_factory=dict)  # what the last binding gave, if it can serve again
 
     @staticmethod
     def of(
@@ -148,12 +177,26 @@ class Captured(Network):
         return tuple(self.module.parameters())
 
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
-        """Resolve every tensor anew, so that training, loading and moving the module are seen."""
+        """Resolve every tensor anew, so that training, loading and moving the module are seen.
+
+        A graph of the module's own tensors, the same as the last time, need not be built again.
+        """
         own, device = self.dtype, self._device
-        known: dict[str, Any] = dict(self._tensors(dtype or own, device))
+        tensors = dict(self._tensors(dtype or own, device))
+        last = self.last.get("bound")
+        if last is not None and last.holds(tensors, dtype or own, device):
+            return last.graph.fresh()
+        graph = self._build(tensors, dtype or own, device)
+        if _holds_only(graph, tensors):
+            self.last["bound"] = _Bound(tensors, tuple(t.shape for t in tensors.values()), graph)
+        return graph
+
+    def _build(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> Graph:
+        """The program with these tensors."""
+        known: dict[str, Any] = {**tensors}
         nodes = [Node("input", None, (), self.input_shape)]
         known[self.program.graph_signature.user_inputs[0]] = Value(0)
-        like = torch.empty(0, dtype=dtype or own, device=device)
+        like = torch.empty(0, dtype=dtype, device=device)
         problems: list[str] = []
         computed: list[str] = []
         for call in self.calls:
@@ -184,7 +227,7 @@ class Captured(Network):
         result = known[self.result.name]
         if not isinstance(result, Value):
             raise PolycertError("the model's output does not depend on its input")
-        return Graph(prune(nodes, result.index), dtype or own, device, tuple(computed))
+        return Graph(prune(nodes, result.index), dtype, device, tuple(computed))
 
     def _op(self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor) -> Op | Recipe:
         if _single(call):

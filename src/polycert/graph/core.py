@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -22,6 +22,44 @@ class Node:
     op: Op | None
     inputs: tuple[int, ...]
     shape: Shape
+
+    def fresh(self) -> Node:
+        """The same, its op without what it has derived from its weights."""
+        op = None if self.op is None else self.op.fresh()
+        return self if op is self.op else Node(self.name, op, self.inputs, self.shape)
+
+
+class Layout:
+    """What is known of a graph whatever its weights are: found once, and kept for all bindings of a network."""
+
+    def __init__(self, nodes: Sequence[tuple[Op | None, tuple[int, ...]]]) -> None:
+        self._inputs = tuple(inputs for _, inputs in nodes)
+        self._ancestors: dict[int, tuple[int, ...]] = {}
+        self.widths: dict[int, int] = {}  # of the rows over a node, see `memory.row_width`
+        reading = [(k, op) for k, (op, _) in enumerate(nodes) if isinstance(op, Activation)]
+        self.activations = tuple(k for k, _ in reading)
+        self.readers: dict[int, tuple[Activation, ...]] = {}
+        for k, op in reading:
+            source = self._inputs[k][0]
+            self.readers[source] = (*self.readers.get(source, ()), op)
+        found: list[bool] = []
+        for k, inputs in enumerate(self._inputs):
+            found.append(k in self.activations or any(found[i] for i in inputs))
+        self.depends_on_activation = tuple(found)
+
+    def ancestors(self, target: int) -> tuple[int, ...]:
+        """See `Graph.ancestors`."""
+        if target not in self._ancestors:
+            needed = {target}
+            for index in range(target, -1, -1):
+                if index in needed:
+                    needed.update(self._inputs[index])
+            self._ancestors[target] = tuple(sorted(needed, reverse=True))
+        return self._ancestors[target]
+
+    def activations_before(self, target: int) -> tuple[int, ...]:
+        """The activations that `target` depends on, in order."""
+        return tuple(k for k in reversed(self.ancestors(target)) if k in self.activations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,39 +87,39 @@ class Graph:
         return self.nodes[-1].shape
 
     @cached_property
+    def layout(self) -> Layout:
+        """What the nodes are and how they hang together."""
+        return Layout(tuple((node.op, node.inputs) for node in self.nodes))
+
+    @property
     def activations(self) -> tuple[int, ...]:
         """Indices of the activation nodes, in order."""
-        return tuple(k for k, node in enumerate(self.nodes) if isinstance(node.op, Activation))
+        return self.layout.activations
 
-    @cached_property
+    @property
     def depends_on_activation(self) -> tuple[bool, ...]:
         """For each node, whether an activation lies at or before it."""
-        found: list[bool] = []
-        for node in self.nodes:
-            found.append(isinstance(node.op, Activation) or any(found[i] for i in node.inputs))
-        return tuple(found)
+        return self.layout.depends_on_activation
 
-    @cached_property
+    @property
     def readers(self) -> dict[int, tuple[Activation, ...]]:
         """For each node, the activations applied to it."""
-        found: dict[int, tuple[Activation, ...]] = {}
-        for node in self.nodes:
-            if isinstance(node.op, Activation):
-                found[node.inputs[0]] = (*found.get(node.inputs[0], ()), node.op)
-        return found
+        return self.layout.readers
 
     @cached_property
     def linear(self) -> dict[int, Linear]:
         """The affine nodes."""
         return {k: node.op for k, node in enumerate(self.nodes) if isinstance(node.op, Linear)}
 
-    def ancestors(self, target: int) -> list[int]:
+    def ancestors(self, target: int) -> tuple[int, ...]:
         """The nodes that `target` depends on, itself included, latest first."""
-        needed = {target}
-        for index in range(target, -1, -1):
-            if index in needed:
-                needed.update(self.nodes[index].inputs)
-        return sorted(needed, reverse=True)
+        return self.layout.ancestors(target)
+
+    def fresh(self) -> Graph:
+        """The same with nothing that was derived from the weights, which may have changed; the layout stays."""
+        found = replace(self, nodes=tuple(node.fresh() for node in self.nodes))
+        found.__dict__["layout"] = self.layout
+        return found
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's output for `[batch, *input_shape]`."""

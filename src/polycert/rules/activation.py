@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polycert.forms import Shape
+from polycert.gradients import apply
 from polycert.rounding import Rounding
 from polycert.rules.base import Activation, Call, Interval, Pieces, rule
 
@@ -97,7 +98,7 @@ class Relu(LeakyRelu):
 
     def parallel(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Interval]:
         """`f(z) - slope z` is 0 at the kink, the lowest, and the same at both ends."""
-        slope, offset = _ReluChord.apply(lower, upper)  # type: ignore[no-untyped-call]
+        slope, offset = apply(_ReluChord, lower, upper)
         return slope, Interval(torch.zeros_like(offset), offset)
 
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ each size once.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ class Transposed(torch.autograd.Function):
         """Block by block into one result; `kernel` is the weight `interleaved`."""
         ctx.save_for_backward(rows, weight)
         ctx.geometry = geometry
-        image = rows.new_empty(len(rows), *geometry.in_shape)
+        image = rows.new_empty(rows.shape[0], *geometry.in_shape)
         if kernel is not None and not _covered(geometry, _found(rows, kernel)):
             image.zero_()
         for part in blocks(rows, image):
@@ -81,7 +82,7 @@ class Overlaid(torch.autograd.Function):
         """Added up in place."""
         ctx.save_for_backward(lines, matrix)
         ctx.step = step
-        wide = lines.new_zeros(len(lines), length)
+        wide = lines.new_zeros(lines.shape[0], length)
         for k, line in enumerate(lines.unbind(1)):
             wide[:, k * step : k * step + matrix.shape[1]].addmm_(line, matrix)
         return wide
@@ -103,14 +104,15 @@ class Overlaid(torch.autograd.Function):
 
 def blocks(rows: Tensor, image: Tensor) -> list[slice]:
     """Slices of so many rows that the larger side of a block stays in the cache, and what is left."""
-    count = len(rows)
-    step = min(BLOCK, max(1, CACHED // max(rows[:1].numel(), image[:1].numel(), 1) // STEP) * STEP)
+    count = rows.shape[0]
+    larger = max(math.prod(rows.shape[1:]), math.prod(image.shape[1:]), 1)
+    step = min(BLOCK, max(1, CACHED // larger // STEP) * STEP)
     return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
 
 
 def filled(rows: Tensor) -> Tensor:
     """A block with rows of zeros up to a multiple of `STEP`; very few rows stay as they are."""
-    lacking = -len(rows) % STEP if len(rows) > 2 * STEP else 0
+    lacking = -rows.shape[0] % STEP if rows.shape[0] > 2 * STEP else 0
     return F.pad(rows, (0, 0, 0, 0, 0, 0, 0, lacking)) if lacking else rows.contiguous()
 
 
@@ -149,9 +151,9 @@ def _spread(rows: Tensor, kernel: Tensor, image: Tensor, geometry: Geometry) -> 
     """One block: the convolution, then each remainder's pixels to their places."""
     th, tw = kernel.shape[2:]
     found = F.conv2d(rows, kernel, padding=(th - 1, tw - 1), groups=geometry.groups)
-    parts = found.unflatten(1, (geometry.in_shape[0], *geometry.stride))
+    parts = found.unflatten(1, (geometry.in_shape[0], *geometry.stride))[: image.shape[0]]
     for target, source in _places(geometry, (found.shape[2], found.shape[3])):
-        image[target].copy_(parts[: len(image)][source])
+        image[target].copy_(parts[source])
 
 
 def _found(rows: Tensor, kernel: Tensor) -> Pair:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.forms import Dense, Differences, Form, Identity, Selected, Shape
+from polycert.gradients import apply
 from polycert.rounding import Rounding
 from polycert.rules.base import Affine, Call, Interval, Linear, Value, constant_rows, rule
 from polycert.rules.rowwise import RowProduct
@@ -52,7 +53,7 @@ class MatMul(Affine):
 
     def adjoint(self, rows: Tensor) -> Tensor:
         """`a W`."""
-        found: Tensor = RowProduct.apply(rows.flatten(0, -2), self.weight)  # type: ignore[no-untyped-call]
+        found: Tensor = apply(RowProduct, rows.flatten(0, -2), self.weight)
         return found.reshape(*rows.shape[:-1], -1)
 
     def pull_identity(self, form: Identity) -> Form:

@@ -46,6 +46,10 @@ class Op(ABC):
     def magnitude(self, *inputs: Tensor) -> Tensor:
         """An upper bound of the value's size from upper bounds of the inputs' sizes, up to rounding."""
 
+    def fresh(self) -> Op:
+        """The same op without what it has derived from its weights, which may have changed since."""
+        return self
+
 
 class Linear(Op):
     """An op that is affine in all its inputs together."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.forms import Form, Identity, Patches, Selected, Shape, Windowed, Windows
+from polycert.gradients import apply
 from polycert.rules.adjoint import Geometry, Overlaid, Pair, Transposed, dilated, interleaved
 from polycert.rules.base import Affine, Call, rule
 
@@ -56,6 +57,10 @@ class Conv2d(Affine):
         """With absolute weights."""
         return self._apply(values, self.weight.abs())
 
+    def fresh(self) -> Conv2d:
+        """Without its derived kernels."""
+        return replace(self)
+
     @cached_property
     def _geometry(self) -> Geometry:
         return Geometry(self.in_shape, self.stride, self.padding, self.dilation, self.groups)
@@ -66,7 +71,7 @@ class Conv2d(Affine):
 
     def adjoint(self, rows: Tensor) -> Tensor:
         """The transposed convolution, back to the input's exact size."""
-        image: Tensor = Transposed.apply(rows, self.weight, self._interleaved, self._geometry)  # type: ignore[no-untyped-call]
+        image: Tensor = apply(Transposed, rows, self.weight, self._interleaved, self._geometry)
         return image
 
     def pull_identity(self, form: Identity) -> Form:
@@ -119,7 +124,7 @@ class Conv2d(Affine):
         """Each window by the transposed convolution."""
         geometry = self._geometry._replace(in_shape=(self.in_shape[0], *reach), padding=(0, 0))
         rows = coef.transpose(1, 2)
-        wide: Tensor = Transposed.apply(rows, self.weight, self._interleaved, geometry)  # type: ignore[no-untyped-call]
+        wide: Tensor = apply(Transposed, rows, self.weight, self._interleaved, geometry)
         return wide.transpose(1, 2)
 
     def _widen_lines(self, coef: Tensor, reach: Pair) -> Tensor:
@@ -129,7 +134,7 @@ class Conv2d(Affine):
         """
         line = self.in_shape[0] * reach[1]
         matrix, step = self._line_matrix(coef.shape[-1]), self.stride[0] * line
-        wide: Tensor = Overlaid.apply(coef.flatten(2), matrix, step, reach[0] * line)  # type: ignore[no-untyped-call]
+        wide: Tensor = apply(Overlaid, coef.flatten(2), matrix, step, reach[0] * line)
         return wide
 
     def _line_matrix(self, width: int) -> Tensor:

@@ -52,10 +52,10 @@ def _by_weight(rows: Tensor, gradient: Tensor) -> Tensor:
 
 def live_columns(rows: Tensor) -> Tensor | None:
     """Indices of the columns of `[rows, n]` that are not all 0, or None if those are nearly all."""
-    if len(rows) == 0:
+    if rows.shape[0] == 0:
         return None
     live = rows.abs().amax(0).nonzero().squeeze(1)  # NaN is not 0
-    return live if len(live) <= MOST * rows.shape[1] else None
+    return live if live.shape[0] <= MOST * rows.shape[1] else None
 
 
 def live_rows(gradient: Tensor) -> Tensor | None:
