@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import cache
 from itertools import pairwise
@@ -415,6 +416,23 @@ def test_windows_that_see_only_the_border() -> None:
 
 
 WHOLE = [("ibp", "parallel"), ("forward", "parallel"), ("crown", "best"), ("crown-ibp", "best")]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bounds_remember_nothing_of_earlier_weights(case: Case) -> None:
+    """A graph may serve several calls, and weights may change in ways that leave no trace on them."""
+    module = fresh(case)
+    net, x = pc.capture(module, case.shape), inputs(case, F64)
+    pc.bounds(net, x, ball(math.inf))
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            tensor.data.mul_(0.8).add_(0.05)
+    twin = pc.capture(copy.deepcopy(module), case.shape)
+    with torch.no_grad():
+        for method in ("crown", "ibp"):
+            found, anew = (pc.bounds(one, x, ball(math.inf), method=method) for one in (net, twin))
+            assert torch.equal(found.lower, anew.lower)
+            assert torch.equal(found.upper, anew.upper)
 
 
 @TOLERANCES

@@ -115,9 +115,8 @@ class Pass:
     def lines(self, index: int) -> Lines:
         """The relaxation of an activation node."""
         if index not in self._lines:
-            node = self.graph.nodes[index]
-            assert isinstance(node.op, Activation)
-            self._lines[index] = self.relaxation(node.op, self.interval(node.inputs[0]), self.rounding)
+            source = self.interval(self.graph.nodes[index].inputs[0])
+            self._lines[index] = self.relaxation(self.graph.layout.activation[index], source, self.rounding)
         return self._lines[index]
 
     def bends(self, index: int) -> Bends:
@@ -239,13 +238,14 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
             sums.merged(pulled, source)
         waiting[source] = pulled
 
+    activation = run.graph.layout.activation
     for index in run.graph.ancestors(start):
         if index not in waiting:
             continue
         here, node = waiting.pop(index), run.graph.nodes[index]
-        if node.op is None or (isinstance(node.op, Activation) and not through):
+        if node.op is None or (index in activation and not through):
             forms[index] = here
-        elif isinstance(node.op, Activation):
+        elif index in activation:
             sums.activation(here, index)
             if keep:
                 passed[index] = here

@@ -162,11 +162,6 @@ class Captured(Network):
         first = next(self.module.parameters(), None)
         return self.default_dtype if first is None else first.dtype
 
-    @property
-    def _device(self) -> torch.device:
-        first = next(self.module.parameters(), None)
-        return self.default_device if first is None else first.device
-
     @cached_property
     def _needed(self) -> set[fx.Node]:
         """The calls that the output depends on."""
@@ -181,12 +176,14 @@ class Captured(Network):
 
         A graph of the module's own tensors, the same as the last time, need not be built again.
         """
-        own, device = self.dtype, self._device
-        tensors = dict(self._tensors(dtype or own, device))
+        first = next(self.module.parameters(), None)
+        own, device = (self.default_dtype, self.default_device) if first is None else (first.dtype, first.device)
+        wanted = dtype or own
+        tensors = dict(self._tensors(wanted, device))
         last = self.last.get("bound")
-        if last is not None and last.holds(tensors, dtype or own, device):
+        if last is not None and last.holds(tensors, wanted, device):
             return last.graph.fresh()
-        graph = self._build(tensors, dtype or own, device)
+        graph = self._build(tensors, wanted, device)
         if _holds_only(graph, tensors):
             self.last["bound"] = _Bound(tensors, tuple(t.shape for t in tensors.values()), graph)
         return graph

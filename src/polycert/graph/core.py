@@ -36,15 +36,15 @@ class Layout:
         self._inputs = tuple(inputs for _, inputs in nodes)
         self._ancestors: dict[int, tuple[int, ...]] = {}
         self.widths: dict[int, int] = {}  # of the rows over a node, see `memory.row_width`
-        reading = [(k, op) for k, (op, _) in enumerate(nodes) if isinstance(op, Activation)]
-        self.activations = tuple(k for k, _ in reading)
+        self.activation = {k: op for k, (op, _) in enumerate(nodes) if isinstance(op, Activation)}
+        self.activations = tuple(self.activation)
         self.readers: dict[int, tuple[Activation, ...]] = {}
-        for k, op in reading:
+        for k, op in self.activation.items():
             source = self._inputs[k][0]
             self.readers[source] = (*self.readers.get(source, ()), op)
         found: list[bool] = []
         for k, inputs in enumerate(self._inputs):
-            found.append(k in self.activations or any(found[i] for i in inputs))
+            found.append(k in self.activation or any(found[i] for i in inputs))
         self.depends_on_activation = tuple(found)
 
     def ancestors(self, target: int) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Layout:
 
     def activations_before(self, target: int) -> tuple[int, ...]:
         """The activations that `target` depends on, in order."""
-        return tuple(k for k in reversed(self.ancestors(target)) if k in self.activations)
+        return tuple(k for k in reversed(self.ancestors(target)) if k in self.activation)
 
 
 @dataclass(frozen=True, eq=False)
