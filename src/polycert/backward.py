@@ -304,10 +304,10 @@ def bound_of(run: Pass, pulled: Pulled, side: int) -> Bound:
 def _offset(run: Pass, pulled: Pulled, slack: Tensor | None, side: int) -> Tensor:
     """The constant part of one side, `[batch, rows]`."""
     width = pulled.spread if slack is None else pulled.spread + slack
-    offset = pulled.middle + side * width
+    offset = pulled.middle - width if side == LOWER else pulled.middle + width
     if not isinstance(offset, Tensor):  # neither bias nor activation on the way
         offset = pulled.forms[0].dot(torch.zeros_like(run.region.x))
-    return offset.expand(run.region.x.shape[0], -1)
+    return offset.expand(run.region.x.shape[0], -1) if offset.shape[0] == 1 else offset
 
 
 def _input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:

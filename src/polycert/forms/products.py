@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -14,7 +15,7 @@ from polycert.gradients import apply
 def rows_dot(coef: Tensor, values: Tensor) -> Tensor:
     """`[batch or 1, rows, n] . [batch or 1, n]` without copying what is shared."""
     if coef.shape[0] == 1:
-        return values @ coef.squeeze(0).T  # `coef[0]` would have a gradient full of zeros
+        return F.linear(values, coef.squeeze(0))  # `coef[0]` would have a gradient full of zeros
     if values.shape[0] == 1:
         return coef @ values.squeeze(0)
     found: Tensor = apply(_RowsDot, coef, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,12 +27,17 @@ class Windows(Windowed):
     def align(self, values: Tensor) -> Tensor:
         """`[batch, rows, terms]`: each row's own window."""
         windows = self.tiles(values).flatten(3).flatten(0, 2)  # of all points, so that each is a contiguous run
-        point = self.line * self.grid[1] + self.column
+        point = self._point
         if values.shape[0] > 1:
             first = torch.arange(values.shape[0], device=values.device) * (self.grid[0] * self.grid[1])
             point = point + first.unsqueeze(1)
         found: Tensor = windows.index_select(0, point.flatten()).unflatten(0, point.shape)
         return found
+
+    @cached_property
+    def _point(self) -> Tensor:
+        """Each row's point, counted along the grid: `[batch, rows]`."""
+        return self.line * self.grid[1] + self.column
 
     def collect(self, sums: Tensor) -> Tensor:
         """Already `[batch, rows]`."""

@@ -22,7 +22,6 @@ from polycert.forms import Shape
 from polycert.rules.rowwise import live_rows, spread_out
 
 Pair = tuple[int, int]
-Places = tuple[slice | int, ...]
 BLOCK, STEP = 128, 8  # rows at a time at most; the last ones are filled up to a multiple of the second
 CACHED = 2**20  # numbers of a block that stay in the cache between the library's own passes over them
 
@@ -150,10 +149,17 @@ def _transposed(rows: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
 def _spread(rows: Tensor, kernel: Tensor, image: Tensor, geometry: Geometry) -> None:
     """One block: the convolution, then each remainder's pixels to their places."""
     th, tw = kernel.shape[2:]
-    found = F.conv2d(rows, kernel, padding=(th - 1, tw - 1), groups=geometry.groups)
-    parts = found.unflatten(1, (geometry.in_shape[0], *geometry.stride))[: image.shape[0]]
-    for target, source in _places(geometry, (found.shape[2], found.shape[3])):
-        image[target].copy_(parts[source])
+    found = F.conv2d(rows, kernel, padding=(th - 1, tw - 1), groups=geometry.groups).contiguous()
+    count, (channels, height, width), (sh, sw) = image.shape[0], geometry.in_shape, geometry.stride
+    high, wide = found.shape[2:]
+    size = high * wide
+    # Views by their strides: one call each instead of one for every axis.
+    for to, source, lines, columns in _places(geometry, (high, wide)):
+        extent = (count, channels, lines, columns)
+        pixels = image.as_strided(
+            extent, (channels * height * width, height * width, sh * width, sw), image.storage_offset() + to
+        )
+        pixels.copy_(found.as_strided(extent, (channels * sh * sw * size, sh * sw * size, wide, 1), source))
 
 
 def _found(rows: Tensor, kernel: Tensor) -> Pair:
@@ -173,12 +179,17 @@ def _covered(geometry: Geometry, found: Pair) -> bool:
 
 
 @cache
-def _places(geometry: Geometry, found: Pair) -> list[tuple[Places, Places]]:
-    """For each remainder, its pixels in the image and the results for them."""
+def _places(geometry: Geometry, found: Pair) -> list[tuple[int, int, int, int]]:
+    """For each remainder, where its pixels begin in the image and the results for them in theirs, and how many."""
     lines, columns = (_places_along(geometry, axis, found[axis]) for axis in (0, 1))
-    every = slice(None)
+    width, (high, wide) = geometry.in_shape[2], found
     return [
-        ((every, every, line, column), (every, every, y, x, first, left))
+        (
+            line.start * width + column.start,
+            ((y * geometry.stride[1] + x) * high + first.start) * wide + left.start,
+            first.stop - first.start,
+            left.stop - left.start,
+        )
         for y, (line, first) in enumerate(lines)
         for x, (column, left) in enumerate(columns)
     ]
