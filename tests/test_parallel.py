@@ -46,3 +46,17 @@ def test_threads_change_no_result() -> None:
     assert torch.equal(one.index, two.index)
     radii = [pc.largest_radius(net, x, None, upper=0.2, batch_size=4, threads=n).radius for n in (1, 2)]
     assert torch.equal(*radii)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("threads", 0), ("threads", 1.5), ("memory", "500M"), ("memory", -5), ("batch_size", 0)]
+)
+def test_a_size_that_is_none_is_refused_by_name(option: str, value: object) -> None:
+    net, x, ball = torch.nn.Linear(3, 2), torch.rand(2, 3), pc.Ball(eps=0.1)
+    for ask in (lambda: pc.certify(net, x, None, ball, **{option: value}), lambda: _radius(net, x, option, value)):
+        with pytest.raises(pc.PolycertError, match=f"{option} must be a whole number"):
+            ask()
+
+
+def _radius(net: torch.nn.Module, x: torch.Tensor, option: str, value: object) -> pc.Radii:
+    return pc.largest_radius(net, x, None, norm=2, upper=1.0, **{option: value})

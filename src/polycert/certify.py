@@ -78,7 +78,8 @@ def certify(
     region = ball.at(inputs)
     judge = Judge(network, method, relaxation, rigorous)
     classes = classes_of(judge.graph)
-    batch = batch_size or batch_size_for(judge.graph, get_method(method).numbers(judge.graph), memory, threads)
+    numbers = get_method(method).numbers(judge.graph)
+    batch = batch_size_for(judge.graph, numbers, memory, threads, batch_size=batch_size)
     with torch.no_grad():
         prediction = _predict(judge.graph, inputs, batch).argmax(1)
     label = as_labels(y, prediction, classes)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from polycert.errors import PolycertError
 from polycert.graph import Graph
 from polycert.rules.convolution import Conv2d
 
@@ -73,7 +75,14 @@ def keep_freed_blocks() -> None:
     torch.empty(KEPT_BLOCK, dtype=torch.uint8)
 
 
-def batch_size_for(graph: Graph, numbers: int | None = None, memory: int | None = None, threads: int = 1) -> int:
+def batch_size_for(
+    graph: Graph,
+    numbers: int | None = None,
+    memory: int | None = None,
+    threads: int = 1,
+    *,
+    batch_size: int | None = None,
+) -> int:
     """Samples per batch.
 
     Args:
@@ -81,7 +90,14 @@ def batch_size_for(graph: Graph, numbers: int | None = None, memory: int | None 
         numbers: coefficients that a method holds for one sample (a few chunks are for all); None for final rows.
         memory: bytes for the activations of all threads' batches; None for half of what is free.
         threads: batches at work at once.
+        batch_size: what the caller asks for, which counts if it is given.
     """
+    for name, value in (("batch_size", batch_size), ("memory", memory), ("threads", threads)):
+        if value is not None and not (isinstance(value, Integral) and value >= 1):
+            unit = " of bytes" if name == "memory" else ""
+            raise PolycertError(f"{name} must be a whole number{unit} from 1, got {value!r}")
+    if batch_size is not None:
+        return batch_size
     batch = FINAL_CHUNKS * CHUNK // (of_rows(graph) if numbers is None else numbers)
     number = torch.finfo(graph.dtype).bits // 8
     budget = (free_memory() // 2 if memory is None else memory) // threads - CHUNKS_AT_ONCE * CHUNK * number

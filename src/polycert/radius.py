@@ -232,7 +232,8 @@ def largest_radius(
         raise PolycertError(f"need 0 < tolerance < upper, got tolerance {tolerance} and upper {upper}")
     network, inputs = as_inputs(net, x)
     judge = Judge(network, method, relaxation, rigorous)
-    batch = batch_size or batch_size_for(judge.graph, get_method(method).numbers(judge.graph), memory, threads)
+    numbers = get_method(method).numbers(judge.graph)
+    batch = batch_size_for(judge.graph, numbers, memory, threads, batch_size=batch_size)
     search = Search(judge, Ball(norm, upper, low, high, minimum=minimum).at(inputs), upper, tolerance)
     return search.run(None if y is None else torch.as_tensor(y), [strategy], batch, threads, progress)[0]
 

@@ -107,7 +107,7 @@ def make_task(
     labels = as_labels(y, torch.zeros(len(inputs), dtype=torch.long, device=inputs.device), classes_of(graph))
     places = torch.arange(len(inputs)) if index is None else index
     searched = torch.arange(len(inputs)) < (settings.search_limit or len(inputs))
-    batch = batch_size or batch_size_for(graph, get_method("crown").numbers(graph), memory, threads)
+    batch = batch_size_for(graph, get_method("crown").numbers(graph), memory, threads, batch_size=batch_size)
     return Task(network, inputs, labels, places, searched, ball, settings, min(batch, LARGEST_BATCH), threads)
 
 

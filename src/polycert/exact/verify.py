@@ -72,7 +72,7 @@ def verify(
         raise PolycertError(f"timeout and total must be seconds above 0, got {timeout} and {total}")
     get_solver(solver)
     question = ask(net, x, y, ball, Settings(timeout=timeout, memory=memory, solver=solver, seed=seed))
-    batch = batch_size or batch_size_for(question.net.own)
+    batch = batch_size_for(question.net.own, batch_size=batch_size)
     found: dict[int, Decision] = {}
     for position, decision in decisions(question, batch=batch, workers=workers, total=total, journal=journal):
         found[position] = decision
