@@ -84,7 +84,9 @@ class IBP(WorstCase):
         self.kappa = kappa
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
-        """`kappa CE(x) + (1 - kappa) CE(worst case)`."""
+        """`kappa CE(x) + (1 - kappa) CE(worst case)`; a part without weight is not computed."""
+        if self.kappa == 0:
+            return self.worst(graph, region, y, draws)
         fit = self.kappa * clean(graph, region.x, y, draws)
         return fit if self.kappa == 1 else fit + (1 - self.kappa) * self.worst(graph, region, y, draws)
 
