@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 
 import polycert as pc
 from cases import CASES, Case, Fn, fresh, ready
-from polycert.graph import Graph
+from polycert.graph import Graph, Node
+from polycert.rules.affine import MatMul
 
 F32, F64 = torch.float32, torch.float64
 
@@ -79,6 +82,60 @@ def test_a_parameter_that_is_replaced_is_seen() -> None:
     module[2].bias = nn.Parameter(torch.tensor([5.0, 6.0, 7.0], dtype=F64))
     module[2].weight.data = torch.zeros(3, 5, dtype=F64)
     torch.testing.assert_close(net(x), torch.tensor([[5.0, 6.0, 7.0]] * 2, dtype=F64))
+
+
+class Numbered(nn.Module):
+    """A model that turns a buffer into a number of the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("slope", torch.tensor(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(self.layer(x) - 0.3, self.slope.item())
+
+
+def test_a_number_read_from_a_buffer_is_read_anew() -> None:
+    module = Numbered().double()
+    net, x = pc.capture(module, (4,)), torch.rand(2, 4, dtype=F64)
+    pc.bounds(net, x, pc.Ball(eps=0.1))
+    module.slope.fill_(0.9)
+    torch.testing.assert_close(net(x), module(x))
+
+
+def test_a_graph_of_the_modules_own_tensors_serves_again() -> None:
+    module = small()
+    net = pc.capture(module, (4,))
+    first, second = net.bind(), net.bind()
+    assert first.layout is second.layout
+    assert "_kept" not in repr(net)
+    module.load_state_dict({name: value + 1 for name, value in module.state_dict().items()}, assign=True)
+    assert net.bind().layout is not first.layout
+    x = torch.rand(2, 4)
+    torch.testing.assert_close(net(x), module(x))
+
+
+@dataclass(frozen=True, eq=False)
+class Remembering(MatMul):
+    """An op that keeps something it has computed."""
+
+    @cached_property
+    def size(self) -> Tensor:
+        return self.weight.abs()
+
+    def absolute(self, values: Tensor) -> Tensor:
+        return F.linear(values, self.size)
+
+
+def test_what_an_op_derives_from_its_weights_is_forgotten() -> None:
+    op = Remembering(torch.ones(2, 3), None, (3,), (2,))
+    graph = Graph((Node("input", None, (), (3,)), Node("op", op, (0,), (2,))), F32, torch.device("cpu"))
+    op.absolute(torch.ones(1, 3))
+    op.weight.mul_(2)
+    found = graph.fresh().nodes[1].op
+    assert isinstance(found, Remembering)
+    assert torch.equal(found.absolute(torch.ones(1, 3)), torch.full((1, 2), 6.0))
 
 
 def test_gradients_reach_the_modules_own_parameters() -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 import polycert as pc
 from polycert.parallel import over_batches
+from polycert.precision import plain_products
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -49,7 +50,8 @@ def test_threads_change_no_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("threads", 0), ("threads", 1.5), ("memory", "500M"), ("memory", -5), ("batch_size", 0)]
+    ("option", "value"),
+    [("threads", 0), ("threads", 1.5), ("memory", "500M"), ("memory", -5), ("batch_size", 0), ("batch_size", True)],
 )
 def test_a_size_that_is_none_is_refused_by_name(option: str, value: object) -> None:
     net, x, ball = torch.nn.Linear(3, 2), torch.rand(2, 3), pc.Ball(eps=0.1)
@@ -60,3 +62,32 @@ def test_a_size_that_is_none_is_refused_by_name(option: str, value: object) -> N
 
 def _radius(net: torch.nn.Module, x: torch.Tensor, option: str, value: object) -> pc.Radii:
     return pc.largest_radius(net, x, None, norm=2, upper=1.0, **{option: value})
+
+
+@pytest.mark.parametrize("option", ["workers", "memory"])
+def test_verify_refuses_such_sizes_too(option: str) -> None:
+    with pytest.raises(pc.PolycertError, match=f"{option} must be a whole number"):
+        pc.verify(nn.Linear(3, 2), torch.rand(2, 3), None, pc.Ball(eps=0.1), **{option: 0})
+
+
+def test_fast_transforms_stay_off_while_one_thread_proves() -> None:
+    entered, leave, seen = threading.Event(), threading.Event(), []
+
+    def other() -> None:
+        with plain_products(torch.device("cpu")):
+            entered.set()
+            leave.wait()
+            seen.append(torch.backends.nnpack.set_flags(False))
+
+    before = torch.backends.nnpack.set_flags(True)
+    try:
+        with plain_products(torch.device("cpu")):
+            thread = threading.Thread(target=other)
+            thread.start()
+            entered.wait()
+        leave.set()  # the first one in has left
+        thread.join()
+        assert seen == [(False,)]
+        assert torch.backends.nnpack.set_flags(True) == (True,)
+    finally:
+        torch.backends.nnpack.set_flags(*before)

@@ -80,6 +80,11 @@ class Bends(NamedTuple):
         units = bent.byte().topk(count, dim=1).indices
         return Bends(whole, Few(units, Offsets(*(part.flatten(1).gather(1, units) for part in whole))))
 
+    def met_by(self, form: Form) -> tuple[Form, Offsets]:
+        """The rows and the offsets to multiply: at the few units that have any, where those are cheap to pick."""
+        picked = None if self.few is None else form.at(self.few.units)
+        return (form, self.all) if self.few is None or picked is None else (picked, self.few.offsets)
+
 
 @dataclass(eq=False)
 class Pass:
@@ -116,7 +121,7 @@ class Pass:
         """The relaxation of an activation node."""
         if index not in self._lines:
             source = self.interval(self.graph.nodes[index].inputs[0])
-            self._lines[index] = self.relaxation(self.graph.layout.activation[index], source, self.rounding)
+            self._lines[index] = self.relaxation(self.graph.activation(index), source, self.rounding)
         return self._lines[index]
 
     def bends(self, index: int) -> Bends:
@@ -172,7 +177,9 @@ class Pass:
     def size(self, index: int) -> Tensor:
         """An upper bound of the absolute value of a node (only rounding terms need it)."""
         if index not in self._sizes:
-            self._sizes[index] = self._find_size(self.graph.nodes[index], index).detach()
+            # Without gradients: a chunk that is computed again finds it here, and would lack what they need.
+            with torch.no_grad():
+                self._sizes[index] = self._find_size(self.graph.nodes[index], index)
         return self._sizes[index]
 
     def _find_size(self, node: Node, index: int) -> Tensor:
@@ -213,9 +220,7 @@ class Sums:
 
     def activation(self, form: Form, index: int) -> None:
         """Rows over an activation: the lines' offsets, most of which are 0 where most units are straight."""
-        bends = self.run.bends(index)
-        few = None if bends.few is None else form.at(bends.few.units)
-        rows, (middle, half) = (form, bends.all) if bends.few is None or few is None else (few, bends.few.offsets)
+        rows, (middle, half) = self.run.bends(index).met_by(form)
         self.middle, self.spread = self.middle + rows.dot(middle), self.spread + rows.abs_dot(half)
         if self.run.rounding is not None:
             self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, self.run.lines(index), form))
@@ -238,14 +243,14 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
             sums.merged(pulled, source)
         waiting[source] = pulled
 
-    activation = run.graph.layout.activation
+    curved = run.graph.layout.curved
     for index in run.graph.ancestors(start):
         if index not in waiting:
             continue
         here, node = waiting.pop(index), run.graph.nodes[index]
-        if node.op is None or (index in activation and not through):
+        if node.op is None or (index in curved and not through):
             forms[index] = here
-        elif index in activation:
+        elif index in curved:
             sums.activation(here, index)
             if keep:
                 passed[index] = here
@@ -337,7 +342,7 @@ def hidden_by_backward(run: Pass, index: int) -> Interval:
             found.append(_both_sides_of(part, index, chunk))
     if not found:
         return known
-    sample, unit, low, high = (torch.cat(column) for column in zip(*found, strict=True)) if found[1:] else found[0]
+    sample, unit, low, high = (torch.cat(column) for column in zip(*found, strict=True))
     lower, upper = (old.flatten(1).index_put((sample, unit), new) for old, new in zip(known, (low, high), strict=True))
     return Interval(lower.reshape(known.lower.shape), upper.reshape(known.upper.shape))
 
@@ -349,7 +354,7 @@ def _cheap_bounds(run: Pass, index: int) -> tuple[Interval, Tensor]:
     """
     with torch.no_grad():
         known = run.reach(index)
-        settled = [reader.settled(known) for reader in run.graph.readers.get(index, ())]
+        settled = [reader.settled(known) for reader in run.graph.readers(index)]
         still_open = torch.zeros_like(known.lower, dtype=torch.bool)
         for mask in settled or [None]:
             still_open |= torch.ones_like(still_open) if mask is None else ~mask

@@ -8,7 +8,7 @@ import torch
 
 
 class _Forgetful:
-    """Stands for autograd's notebook where nothing has to be remembered."""
+    """Stands for autograd's notebook where nothing has to be remembered: forwards use no more of it than this."""
 
     def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
         """Not needed."""

@@ -92,10 +92,7 @@ def batch_size_for(
         threads: batches at work at once.
         batch_size: what the caller asks for, which counts if it is given.
     """
-    for name, value in (("batch_size", batch_size), ("memory", memory), ("threads", threads)):
-        if value is not None and not (isinstance(value, Integral) and value >= 1):
-            unit = " of bytes" if name == "memory" else ""
-            raise PolycertError(f"{name} must be a whole number{unit} from 1, got {value!r}")
+    check_counts(batch_size=batch_size, memory=memory, threads=threads)
     if batch_size is not None:
         return batch_size
     batch = FINAL_CHUNKS * CHUNK // (of_rows(graph) if numbers is None else numbers)
@@ -103,6 +100,15 @@ def batch_size_for(
     budget = (free_memory() // 2 if memory is None else memory) // threads - CHUNKS_AT_ONCE * CHUNK * number
     activations = sum(math.prod(node.shape) for node in graph.nodes)
     return max(1, min(LARGEST_BATCH, batch, budget // (COPIES * activations * number)))
+
+
+def check_counts(**values: object) -> None:
+    """Samples, bytes, threads: whole numbers from 1, or None where nothing was said."""
+    for name, value in values.items():
+        whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+        if value is not None and not whole:
+            unit = " of bytes" if name == "memory" else ""
+            raise PolycertError(f"{name} must be a whole number{unit} from 1, got {value!r}")
 
 
 def of_rows(graph: Graph) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,10 +16,35 @@ from polycert.rounding import Rounding
 from polycert.rules import Affine
 
 
+class _Switch:
+    """A switch of torch's that all threads share: off while at least one of them wants it so, then as it was."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = threading.Lock(), 0, (True,)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Off for the time of the block, whoever else enters or leaves."""
+        with self._lock:
+            if self._users == 0:
+                self._before = torch.backends.nnpack.set_flags(False)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    torch.backends.nnpack.set_flags(*self._before)
+
+
+_FAST_TRANSFORMS = _Switch()
+
+
 @contextmanager
 def plain_products(device: torch.device) -> Iterator[None]:
     """Products as plain sums in the type of their operands: the error model knows no fast transforms, no autocast."""
-    with torch.backends.nnpack.flags(enabled=False), torch.autocast(device.type, enabled=False):
+    with _FAST_TRANSFORMS.off(), torch.autocast(device.type, enabled=False):
         yield
 
 

@@ -94,7 +94,7 @@ def prepare(options: Task, ball: Ball, plan: Plan, method: str = "crown") -> Job
             raise PolycertError(f"there are {len(x)} samples but {len(y)} labels in {source}")
         labels = as_labels(y[index].to(plan.device), torch.zeros_like(index, device=plan.device), classes_of(graph))
     numbers = get_method(method).numbers(graph)
-    batch = options.batch_size or batch_size_for(graph, numbers, plan.memory, plan.threads)
+    batch = batch_size_for(graph, numbers, plan.memory, plan.threads, batch_size=options.batch_size)
     return Job(network, inputs, labels, index, source, len(x), batch, plan.threads)
 
 

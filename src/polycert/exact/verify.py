@@ -21,7 +21,7 @@ from polycert.exact.verdicts import Verdict, Verdicts
 from polycert.exact.workers import Answers, answers
 from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels, check_finite
-from polycert.memory import batch_size_for
+from polycert.memory import batch_size_for, check_counts
 from polycert.sets import Array, Ball
 
 Progress = Callable[[int, int], None]  # samples done, samples in all
@@ -71,6 +71,7 @@ def verify(
     if not timeout > 0 or not total > 0:
         raise PolycertError(f"timeout and total must be seconds above 0, got {timeout} and {total}")
     get_solver(solver)
+    check_counts(workers=workers, memory=memory)
     question = ask(net, x, y, ball, Settings(timeout=timeout, memory=memory, solver=solver, seed=seed))
     batch = batch_size_for(question.net.own, batch_size=batch_size)
     found: dict[int, Decision] = {}

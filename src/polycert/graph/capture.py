@@ -6,7 +6,7 @@ import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -71,32 +71,39 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
     return network
 
 
-class _Bound(NamedTuple):
-    """A graph that was built of these tensors."""
+class _Kept(NamedTuple):
+    """A graph that can serve again as long as the module has the same tensors, whatever their values."""
 
     tensors: dict[str, Tensor]
-    shapes: tuple[torch.Size, ...]
+    kinds: list[tuple[torch.Size, torch.dtype, torch.device]]
     graph: Graph
 
-    def holds(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether these very tensors are in it, whatever their values are now."""
+    def serves(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether these very tensors are in it."""
         if (dtype, device) != (self.graph.dtype, self.graph.device):
             return False
-        pairs = zip(tensors.values(), self.tensors.values(), self.shapes, strict=True)
-        return all(new is old and new.shape == shape for new, old, shape in pairs)
+        same = all(new is old for new, old in zip(tensors.values(), self.tensors.values(), strict=True))
+        return same and _kinds(tensors) == self.kinds  # which `.data = ...` may have changed
 
 
-def _holds_only(graph: Graph, tensors: dict[str, Tensor]) -> bool:
-    """Whether the ops hold these tensors as they are, and nothing that was computed from them."""
-    own = {id(tensor) for tensor in tensors.values()}
+def _kinds(tensors: dict[str, Tensor]) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
+    return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors.values()]
+
+
+def _holds_all(graph: Graph, tensors: dict[str, Tensor]) -> bool:
+    """Whether each of these tensors is in an op as it is, and no other is: then nothing was computed from them."""
+    own, held = {id(tensor) for tensor in tensors.values()}, set()
 
     def known(value: Any) -> bool:
         if isinstance(value, tuple):
             return all(map(known, value))
+        if isinstance(value, Tensor):
+            held.add(id(value))
         return id(value) in own or isinstance(value, (int, float, str, type(None)))
 
     ops: list[Any] = [node.op for node in graph.nodes[1:]]
-    return all(known(getattr(op, one.name)) for op in ops for one in fields(op))
+    plain = all(is_dataclass(op) and all(known(getattr(op, one.name)) for one in fields(op)) for op in ops)
+    return plain and held == own
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +120,7 @@ class Captured(Network):
     dropped: str
     default_dtype: torch.dtype
     default_device: torch.device
-    last: dict[str, _Bound] = field(default_factory=dict)  # what the last binding gave, if it can serve again
+    _kept: list[_Kept] = field(default_factory=list, init=False, repr=False)  # one at most: a cell in a frozen class
 
     @staticmethod
     def of(
@@ -178,24 +185,25 @@ class Captured(Network):
         """
         first = next(self.module.parameters(), None)
         own, device = (self.default_dtype, self.default_device) if first is None else (first.dtype, first.device)
-        wanted = dtype or own
-        tensors = dict(self._tensors(wanted, device))
-        last = self.last.get("bound")
-        if last is not None and last.holds(tensors, wanted, device):
-            return last.graph.fresh()
-        graph = self._build(tensors, wanted, device)
-        if _holds_only(graph, tensors):
-            self.last["bound"] = _Bound(tensors, tuple(t.shape for t in tensors.values()), graph)
+        wanted, stored = dtype or own, dict(self._tensors())
+        if self._kept and self._kept[0].serves(stored, wanted, device):
+            return self._kept[0].graph.fresh()
+        tensors = {name: _as(tensor, wanted, device) for name, tensor in stored.items()}
+        graph, derived = self._build(tensors, wanted, device)
+        if not derived and all(tensors[name] is stored[name] for name in stored) and _holds_all(graph, stored):
+            self._kept[:] = [_Kept(stored, _kinds(stored), graph)]
+            return graph.fresh()
         return graph
 
-    def _build(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> Graph:
-        """The program with these tensors."""
+    def _build(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> tuple[Graph, bool]:
+        """The program with these tensors, and whether it computes others from them."""
         known: dict[str, Any] = {**tensors}
         nodes = [Node("input", None, (), self.input_shape)]
         known[self.program.graph_signature.user_inputs[0]] = Value(0)
         like = torch.empty(0, dtype=dtype, device=device)
         problems: list[str] = []
         computed: list[str] = []
+        derived = False
         for call in self.calls:
             if call not in self._needed:
                 continue
@@ -207,6 +215,7 @@ class Captured(Network):
             sources = tuple(value.index for value in _values(args))
             if not sources:  # a constant: computed from the live tensors, so still differentiable
                 known[call.name] = call.target(*args, **kwargs)  # type: ignore[operator]
+                derived = True
                 if not _rounds_nothing(call, args, known[call.name]):
                     computed.append(call.name)
                 continue
@@ -224,7 +233,7 @@ class Captured(Network):
         result = known[self.result.name]
         if not isinstance(result, Value):
             raise PolycertError("the model's output does not depend on its input")
-        return Graph(prune(nodes, result.index), dtype, device, tuple(computed))
+        return Graph(prune(nodes, result.index), dtype, device, tuple(computed)), derived
 
     def _op(self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor) -> Op | Recipe:
         if _single(call):
@@ -261,15 +270,15 @@ class Captured(Network):
                 return self.module.get_submodule(names[argument.name].rpartition(".")[0])
         return self.module
 
-    def _tensors(self, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Placeholder name and tensor, for parameters, buffers and constants."""
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Placeholder name and tensor, for parameters, buffers and constants, as they are stored."""
         signature = self.program.graph_signature
         named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         for placeholder, name in named.items():
             owner, _, attribute = name.rpartition(".")
-            yield placeholder, _as(getattr(self.module.get_submodule(owner), attribute), dtype, device)
+            yield placeholder, getattr(self.module.get_submodule(owner), attribute)
         for placeholder, name in signature.inputs_to_lifted_tensor_constants.items():
-            yield placeholder, _as(self.program.constants[name], dtype, device)
+            yield placeholder, self.program.constants[name]
 
 
 def _as(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

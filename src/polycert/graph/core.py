@@ -30,21 +30,21 @@ class Node:
 
 
 class Layout:
-    """What is known of a graph whatever its weights are: found once, and kept for all bindings of a network."""
+    """How nodes hang together, whatever their weights are: found once, and kept for all bindings of a network."""
 
-    def __init__(self, nodes: Sequence[tuple[Op | None, tuple[int, ...]]]) -> None:
-        self._inputs = tuple(inputs for _, inputs in nodes)
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._inputs = tuple(node.inputs for node in nodes)
         self._ancestors: dict[int, tuple[int, ...]] = {}
-        self.widths: dict[int, int] = {}  # of the rows over a node, see `memory.row_width`
-        self.activation = {k: op for k, (op, _) in enumerate(nodes) if isinstance(op, Activation)}
-        self.activations = tuple(self.activation)
-        self.readers: dict[int, tuple[Activation, ...]] = {}
-        for k, op in self.activation.items():
+        self.activations = tuple(k for k, node in enumerate(nodes) if isinstance(node.op, Activation))
+        self.curved = frozenset(self.activations)
+        self.widths: dict[int, int] = {}  # of the rows over a node: `memory.row_width` remembers them here
+        self.readers: dict[int, tuple[int, ...]] = {}  # the activations applied to a node
+        for k in self.activations:
             source = self._inputs[k][0]
-            self.readers[source] = (*self.readers.get(source, ()), op)
+            self.readers[source] = (*self.readers.get(source, ()), k)
         found: list[bool] = []
         for k, inputs in enumerate(self._inputs):
-            found.append(k in self.activation or any(found[i] for i in inputs))
+            found.append(k in self.curved or any(found[i] for i in inputs))
         self.depends_on_activation = tuple(found)
 
     def ancestors(self, target: int) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Layout:
 
     def activations_before(self, target: int) -> tuple[int, ...]:
         """The activations that `target` depends on, in order."""
-        return tuple(k for k in reversed(self.ancestors(target)) if k in self.activation)
+        return tuple(k for k in reversed(self.ancestors(target)) if k in self.curved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Graph:
     @cached_property
     def layout(self) -> Layout:
         """What the nodes are and how they hang together."""
-        return Layout(tuple((node.op, node.inputs) for node in self.nodes))
+        return Layout(self.nodes)
 
     @property
     def activations(self) -> tuple[int, ...]:
@@ -101,10 +101,15 @@ class Graph:
         """For each node, whether an activation lies at or before it."""
         return self.layout.depends_on_activation
 
-    @property
-    def readers(self) -> dict[int, tuple[Activation, ...]]:
-        """For each node, the activations applied to it."""
-        return self.layout.readers
+    def readers(self, index: int) -> list[Activation]:
+        """The activations applied to a node."""
+        return [self.activation(k) for k in self.layout.readers.get(index, ())]
+
+    def activation(self, index: int) -> Activation:
+        """The op of an activation node."""
+        op = self.nodes[index].op
+        assert isinstance(op, Activation)
+        return op
 
     @cached_property
     def linear(self) -> dict[int, Linear]:

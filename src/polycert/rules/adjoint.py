@@ -159,7 +159,8 @@ def _spread(rows: Tensor, kernel: Tensor, image: Tensor, geometry: Geometry) -> 
         pixels = image.as_strided(
             extent, (channels * height * width, height * width, sh * width, sw), image.storage_offset() + to
         )
-        pixels.copy_(found.as_strided(extent, (channels * sh * sw * size, sh * sw * size, wide, 1), source))
+        strides = (channels * sh * sw * size, sh * sw * size, wide, 1)
+        pixels.copy_(found.as_strided(extent, strides, found.storage_offset() + source))
 
 
 def _found(rows: Tensor, kernel: Tensor) -> Pair:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
 import torch
@@ -47,8 +47,9 @@ class Op(ABC):
         """An upper bound of the value's size from upper bounds of the inputs' sizes, up to rounding."""
 
     def fresh(self) -> Op:
-        """The same op without what it has derived from its weights, which may have changed since."""
-        return self
+        """The same op without cached properties: the weights that they were derived from may have changed."""
+        own: Any = self
+        return self if vars(self).keys() <= {one.name for one in fields(own)} else replace(own)
 
 
 class Linear(Op):

@@ -57,10 +57,6 @@ class Conv2d(Affine):
         """With absolute weights."""
         return self._apply(values, self.weight.abs())
 
-    def fresh(self) -> Conv2d:
-        """Without its derived kernels."""
-        return replace(self)
-
     @cached_property
     def _geometry(self) -> Geometry:
         return Geometry(self.in_shape, self.stride, self.padding, self.dilation, self.groups)
