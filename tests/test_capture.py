@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import polycert as pc
 from cases import CASES, Case, Fn, fresh, ready
+from polycert.envelope import envelopes
 from polycert.graph import Graph, Node
 from polycert.rules.affine import MatMul
 
@@ -136,6 +138,23 @@ def test_what_an_op_derives_from_its_weights_is_forgotten() -> None:
     found = graph.fresh().nodes[1].op
     assert isinstance(found, Remembering)
     assert torch.equal(found.absolute(torch.ones(1, 3)), torch.full((1, 2), 6.0))
+    assert "size" not in vars(graph.fresh().nodes[1].op)
+    assert graph.fresh().nodes[1].op is not found  # nor does one graph see what another has derived
+
+
+def test_gradients_are_not_lost_to_a_call_without_them() -> None:
+    layers = nn.Conv2d(1, 2, 3, stride=2), nn.ReLU(), nn.Conv2d(2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
+    module = nn.Sequential(*layers)  # its second layer's rows pass the first as windows of windows
+    net, x, ball = pc.capture(module, (1, 7, 7)), torch.rand(2, 1, 7, 7), pc.Ball(eps=0.5)
+    graph, twin = net.bind(), copy.deepcopy(module)
+    with torch.no_grad():
+        pc.bounds(net, x, ball)  # meanwhile, on another graph of the same weights
+    gradients = []
+    for one, owner in ((graph, module), (pc.capture(twin, (1, 7, 7)).bind(), twin)):
+        (env,) = envelopes(one, ball.at(x), torch.tensor([0, 1]), "crown", "parallel", None)
+        gradients.append(torch.autograd.grad(env.margins().sum(), list(owner.parameters())))
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_gradients_reach_the_modules_own_parameters() -> None:

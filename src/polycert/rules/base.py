@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
 import torch
@@ -29,6 +30,12 @@ class Interval(NamedTuple):
         return torch.maximum(self.lower.abs(), self.upper.abs())
 
 
+@cache
+def _remembers(kind: type) -> bool:
+    """Whether objects of a class keep what they have computed."""
+    return any(isinstance(value, cached_property) for base in kind.__mro__ for value in vars(base).values())
+
+
 class Op(ABC):
     """One operation of a graph; `out_shape` is without the batch."""
 
@@ -47,9 +54,12 @@ class Op(ABC):
         """An upper bound of the value's size from upper bounds of the inputs' sizes, up to rounding."""
 
     def fresh(self) -> Op:
-        """The same op without cached properties: the weights that they were derived from may have changed."""
+        """The same op without cached properties, if it has such: the weights that they are derived from may change.
+
+        Never one that another graph holds: what is derived without gradients would be found by those who need them.
+        """
         own: Any = self
-        return self if vars(self).keys() <= {one.name for one in fields(own)} else replace(own)
+        return replace(own) if _remembers(type(self)) else self
 
 
 class Linear(Op):
