@@ -76,7 +76,7 @@ def test_fast_transforms_stay_off_while_one_thread_proves() -> None:
     def other() -> None:
         with plain_products(torch.device("cpu")):
             entered.set()
-            leave.wait()
+            leave.wait(30)
             seen.append(torch.backends.nnpack.set_flags(False))
 
     before = torch.backends.nnpack.set_flags(True)
@@ -84,7 +84,7 @@ def test_fast_transforms_stay_off_while_one_thread_proves() -> None:
         with plain_products(torch.device("cpu")):
             thread = threading.Thread(target=other)
             thread.start()
-            entered.wait()
+            assert entered.wait(30)
         leave.set()  # the first one in has left
         thread.join()
         assert seen == [(False,)]

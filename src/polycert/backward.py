@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from polycert.bends import Bends
 from polycert.forms import Form, Identity, Selected
 from polycert.graph import Graph, Node
 from polycert.memory import Chunk, chunks, row_width
@@ -25,9 +26,7 @@ from polycert.rules import Activation, Interval, Linear, Lines
 from polycert.sets import Region
 
 LOWER, UPPER = -1, 1
-# Above these shares of a layer's units, all of them at once cost less than the chosen ones.
-FEW_UNITS = 1 / 8  # of columns at units that are not straight
-FEW_ROWS = 1 / 2  # of rows whose bounds are open
+FEW_ROWS = 1 / 2  # of a layer's rows are open: above this share, all of them at once cost less than the chosen ones
 KEPT_CHUNKS = 8
 
 
@@ -47,43 +46,6 @@ class Pulled(NamedTuple):
     spread: Tensor | float
     slack: Tensor | float
     passed: dict[int, Form]  # the rows over each activation on the way, if they were to be kept
-
-
-class Offsets(NamedTuple):
-    """Of two lines around an activation: halfway between them at 0, and half their distance there."""
-
-    middle: Tensor
-    half_gap: Tensor
-
-
-class Few(NamedTuple):
-    """The units of each sample whose lines do not pass through 0, filled up with others where a sample has fewer."""
-
-    units: Tensor  # [batch, count]
-    offsets: Offsets  # [batch, count] each
-
-
-class Bends(NamedTuple):
-    """The offsets of an activation's lines: at all units, and at those that have any if they are few."""
-
-    all: Offsets
-    few: Few | None
-
-    @staticmethod
-    def of(lines: Lines) -> Bends:
-        """Looked up once for all rows that pass the activation."""
-        whole = Offsets(lines.middle, lines.half_gap)
-        bent = ((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1)
-        count = int(bent.sum(1).max())
-        if count > FEW_UNITS * bent.shape[1]:
-            return Bends(whole, None)
-        units = bent.byte().topk(count, dim=1).indices
-        return Bends(whole, Few(units, Offsets(*(part.flatten(1).gather(1, units) for part in whole))))
-
-    def met_by(self, form: Form) -> tuple[Form, Offsets]:
-        """The rows and the offsets to multiply: at the few units that have any, where those are cheap to pick."""
-        picked = None if self.few is None else form.at(self.few.units)
-        return (form, self.all) if self.few is None or picked is None else (picked, self.few.offsets)
 
 
 @dataclass(eq=False)

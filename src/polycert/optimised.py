@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.backward import LOWER, Bends, Bound, Pass, backward
+from polycert.backward import LOWER, Bound, Pass, backward
+from polycert.bends import Bends
 from polycert.forms import Dense, Form
 from polycert.relaxations import lines_of
 from polycert.rules import Activation, Interval, Lines

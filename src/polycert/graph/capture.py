@@ -6,9 +6,9 @@ import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph.core import Graph, Node, append, prune
+from polycert.graph.kept import Kept, keepable
 from polycert.graph.network import Network
 from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.recipe import Recipe
@@ -71,41 +72,6 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
     return network
 
 
-class _Kept(NamedTuple):
-    """A graph that can serve again as long as the module has the same tensors, whatever their values."""
-
-    tensors: dict[str, Tensor]
-    kinds: list[tuple[torch.Size, torch.dtype, torch.device]]
-    graph: Graph
-
-    def serves(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether these very tensors are in it."""
-        if (dtype, device) != (self.graph.dtype, self.graph.device):
-            return False
-        same = all(new is old for new, old in zip(tensors.values(), self.tensors.values(), strict=True))
-        return same and _kinds(tensors) == self.kinds  # which `.data = ...` may have changed
-
-
-def _kinds(tensors: dict[str, Tensor]) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
-    return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors.values()]
-
-
-def _holds_all(graph: Graph, tensors: dict[str, Tensor]) -> bool:
-    """Whether each of these tensors is in an op as it is, and no other is: then nothing was computed from them."""
-    own, held = {id(tensor) for tensor in tensors.values()}, set()
-
-    def known(value: Any) -> bool:
-        if isinstance(value, tuple):
-            return all(map(known, value))
-        if isinstance(value, Tensor):
-            held.add(id(value))
-        return id(value) in own or isinstance(value, (int, float, str, type(None)))
-
-    ops: list[Any] = [node.op for node in graph.nodes[1:]]
-    plain = all(is_dataclass(op) and all(known(getattr(op, one.name)) for one in fields(op)) for op in ops)
-    return plain and held == own
-
-
 @dataclass(frozen=True, eq=False)
 class Captured(Network):
     """A traced program and the module that owns its tensors."""
@@ -120,7 +86,7 @@ class Captured(Network):
     dropped: str
     default_dtype: torch.dtype
     default_device: torch.device
-    _kept: list[_Kept] = field(default_factory=list, init=False, repr=False)  # one at most: a cell in a frozen class
+    _kept: list[Kept] = field(default_factory=list, init=False, repr=False)  # one at most: a cell in a frozen class
 
     @staticmethod
     def of(
@@ -190,8 +156,8 @@ class Captured(Network):
             return self._kept[0].graph.fresh()
         tensors = {name: _as(tensor, wanted, device) for name, tensor in stored.items()}
         graph, derived = self._build(tensors, wanted, device)
-        if not derived and all(tensors[name] is stored[name] for name in stored) and _holds_all(graph, stored):
-            self._kept[:] = [_Kept(stored, _kinds(stored), graph)]
+        if not derived and keepable(graph, stored):
+            self._kept[:] = [Kept.of(graph, stored)]
             return graph.fresh()
         return graph
 
