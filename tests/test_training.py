@@ -22,10 +22,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import polycert as pc
+from polycert import zoo
 from polycert.cli import app
+from polycert.loading import load_module
 from polycert.models import build, fc1
 from polycert.training import Run, library, make_recipe, prepare, read_recipe, train
-from polycert.training.augmentation import AUGMENTATIONS
+from polycert.training.augmentation import augmentation
 from polycert.training.batches import Samples, split
 from polycert.training.files import to_toml, with_overrides
 from polycert.training.validation import validate
@@ -106,6 +108,7 @@ def test_the_minimum_of_a_recipe_is_that_of_its_balls() -> None:
         ({"target": None}, ["target", "missing"]),
         ({"select": "best", "certified": 0}, ["select", "validation"]),
         ({"lr": "fast"}, ["lr", "constant", "'fast'"]),
+        ({"shift": 2}, ["shift", "augment", "got 2"]),
         ({"select": "best", "eps": 0.05}, ["select", "reaches the target 0.1", "got 0.05"]),
         ({"eps": {"kind": "doubling", "first": 1e-3, "every": 1e-9}}, ["eps", "at least 0", "got inf"]),
         ({"subsample": {"kind": "linear", "first": 1, "last": 300, "end": 3}}, ["subsample", "at most 100", "got 300"]),
@@ -336,9 +339,14 @@ def test_validation_samples_are_held_out_whatever_the_seed() -> None:
     assert torch.equal(samples.validation, validation)
 
 
-@pytest.mark.parametrize(("name", "most", "mirrors"), [("flip-crop", 4, 2), ("flip-shift", 1, 2), ("shift", 1, 1)])
-def test_flips_and_shifts_are_uniform_and_belong_to_the_sample(name: str, most: int, mirrors: int) -> None:
-    change = AUGMENTATIONS[name]
+@pytest.mark.parametrize(
+    ("name", "shift", "most", "mirrors"),
+    [("flip-crop", None, 4, 2), ("flip-shift", None, 1, 2), ("shift", None, 1, 1), ("flip-shift", 2, 2, 2)],
+)
+def test_flips_and_shifts_are_uniform_and_belong_to_the_sample(
+    name: str, shift: int | None, most: int, mirrors: int
+) -> None:
+    change = augmentation(name, shift)
     x = torch.rand(3, 3, 8, 8)
     index = torch.tensor([5, 900, 17])
     whole = change(x, 0, 2, index)
@@ -382,6 +390,28 @@ def test_a_run_learns_and_leaves_its_files(tmp_path: Path) -> None:
     assert sorted(file.name for file in (tmp_path / "run").iterdir()) == [
         *("checkpoint-4.safetensors", "metrics.jsonl", "model.safetensors", "recipe.toml", "state.json"),
     ]
+
+
+def test_a_run_begins_with_the_weights_that_it_is_told_to(tmp_path: Path) -> None:
+    first = trained(tmp_path / "first", epochs=1)
+    for start in (str(first.folder.model), "mnist-fc1-linf-fast-c-per"):
+        begun = prepare(make_recipe(changed(start=start)), tmp_path / "second")
+        given = load_module(start if start.endswith("safetensors") else zoo.entry(start).path()).module
+        for module in (begun.module, begun.averaged):
+            assert all(torch.equal(p, q) for p, q in zip(module.parameters(), given.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("nowhere", "'nowhere' is neither a file nor a model of the zoo"),
+        ("mnist-e-linf-0.3-longer-c-ibp", "do not fit the architecture"),
+    ],
+)
+def test_weights_that_are_not_there_or_do_not_fit_are_refused(start: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(pc.PolycertError, match=words):
+        prepare(make_recipe(changed(start=start)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("norm", ["inf", "2"])

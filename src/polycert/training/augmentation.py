@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,19 +11,16 @@ from torch import Tensor
 from polycert import noise
 
 
-def flip_and_crop(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
-    """Mirror half of the images `[batch, C, H, W]`, then shift each by up to 4 pixels."""
-    return _shifted(_flipped(x, seed, epoch, index), 4, seed, epoch, index)
+class Augmentation(NamedTuple):
+    """Whether half of the images are mirrored, and by how many pixels they are shifted at most."""
 
+    flips: bool
+    shift: int
 
-def flip_and_shift(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
-    """Mirror half of the images `[batch, C, H, W]`, then shift each by up to one pixel."""
-    return shift(_flipped(x, seed, epoch, index), seed, epoch, index)
-
-
-def shift(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
-    """Shift each image `[batch, C, H, W]` by up to one pixel."""
-    return _shifted(x, 1, seed, epoch, index)
+    def __call__(self, x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
+        """The images `[batch, C, H, W]`, changed."""
+        flipped = _flipped(x, seed, epoch, index) if self.flips else x
+        return _shifted(flipped, self.shift, seed, epoch, index) if self.shift else flipped
 
 
 def _flipped(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
@@ -46,9 +43,15 @@ def _shifted(x: Tensor, most: int, seed: int, epoch: int, index: Tensor) -> Tens
     return padded[at, :, rows[:, :, None], columns[:, None, :]].movedim(3, 1).contiguous()
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor, int, int, Tensor], Tensor]] = {
-    "none": lambda x, seed, epoch, index: x,
-    "flip-crop": flip_and_crop,
-    "flip-shift": flip_and_shift,
-    "shift": shift,
+AUGMENTATIONS = {
+    "none": Augmentation(flips=False, shift=0),
+    "flip-crop": Augmentation(flips=True, shift=4),
+    "flip-shift": Augmentation(flips=True, shift=1),
+    "shift": Augmentation(flips=False, shift=1),
 }
+
+
+def augmentation(name: str, shift: int | None = None) -> Augmentation:
+    """One by name, with another largest shift if one is given."""
+    found = AUGMENTATIONS[name]
+    return found if shift is None else found._replace(shift=shift)

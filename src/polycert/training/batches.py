@@ -13,7 +13,7 @@ from torch import Tensor
 from polycert import data, noise
 from polycert.errors import PolycertError
 from polycert.losses import KeyedDraws
-from polycert.training.augmentation import AUGMENTATIONS
+from polycert.training.augmentation import augmentation
 from polycert.training.recipe import Recipe
 
 
@@ -53,9 +53,10 @@ class Samples:
     def epoch(self, recipe: Recipe, epoch: int, rank: int = 0, processes: int = 1) -> Iterator[Batch]:
         """The batches of an epoch; of several processes each gets every n-th sample."""
         order = self.training[noise.bits(recipe.seed, epoch, "order", self.training).argsort()]
+        change = augmentation(recipe.augment, recipe.shift)
         for whole in order[: self.steps(recipe) * recipe.batch].split(recipe.batch):
             index = whole[rank::processes]
-            x = AUGMENTATIONS[recipe.augment](self.x[index], recipe.seed, epoch, index)
+            x = change(self.x[index], recipe.seed, epoch, index)
             yield Batch(x, self.y[index], KeyedDraws(recipe.seed, epoch, index, whole, processes))
 
 

@@ -25,6 +25,7 @@ from polycert.training.batches import Batch, Samples
 from polycert.training.checkpoints import RunFolder
 from polycert.training.files import to_toml
 from polycert.training.recipe import Recipe
+from polycert.training.start import begin_with
 from polycert.training.state import restore, snapshot
 from polycert.training.validation import validate
 
@@ -186,7 +187,7 @@ def prepare(
     memory: int | None = None,
     processes: Processes | None = None,
 ) -> Run:
-    """A run at its very beginning: weights from the seed, nothing written."""
+    """A run at its very beginning: weights from the seed or from the recipe's start, nothing written."""
     device, processes = device or torch.device("cpu"), processes or Processes()
     if recipe.batch < processes.count:
         raise PolycertError(
@@ -198,6 +199,8 @@ def prepare(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         module = build(architecture).to(device)
+    if recipe.start is not None:
+        begin_with(module, recipe.start)
     averaged = module if recipe.average is None else deepcopy(module)
     watched = capture(averaged, shape)
     objective = Objective(module, capture(module, shape))
