@@ -30,6 +30,7 @@ from polycert.training import Run, library, make_recipe, prepare, read_recipe, t
 from polycert.training.augmentation import augmentation
 from polycert.training.batches import Samples, split
 from polycert.training.files import to_toml, with_overrides
+from polycert.training.revive import revive
 from polycert.training.validation import validate
 
 SMALL: dict[str, Any] = {
@@ -108,6 +109,7 @@ def test_the_minimum_of_a_recipe_is_that_of_its_balls() -> None:
         ({"target": None}, ["target", "missing"]),
         ({"select": "best", "certified": 0}, ["select", "validation"]),
         ({"lr": "fast"}, ["lr", "constant", "'fast'"]),
+        ({"revive": 0.3}, ["revive", "goes with start", "got 0.3"]),
         ({"shift": 2}, ["shift", "augment", "got 2"]),
         ({"select": "best", "eps": 0.05}, ["select", "reaches the target 0.1", "got 0.05"]),
         ({"eps": {"kind": "doubling", "first": 1e-3, "every": 1e-9}}, ["eps", "at least 0", "got inf"]),
@@ -399,6 +401,29 @@ def test_a_run_begins_with_the_weights_that_it_is_told_to(tmp_path: Path) -> Non
         given = load_module(start if start.endswith("safetensors") else zoo.entry(start).path()).module
         for module in (begun.module, begun.averaged):
             assert all(torch.equal(p, q) for p, q in zip(module.parameters(), given.parameters(), strict=True))
+
+
+def test_idle_units_become_copies_that_change_nothing() -> None:
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2), nn.ReLU())
+    module = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(54, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        module[0].bias[[0, 2]] = -9.0  # off everywhere
+        module[5].bias += 1.0
+        module[5].weight[[1, 4]] = 0.0  # constant, at a bias that is on in one of them
+        module[5].bias[[1, 4]] = torch.tensor([0.7, -0.7], dtype=torch.float64)
+    x, ball = torch.rand(20, 1, 8, 8, dtype=torch.float64), pc.Ball(float("inf"), 0.05)
+    before = module(x), pc.bounds(module, x, ball, method="ibp")
+    assert revive(module, x, ball, 0.3, seed=0) == 4
+    after = module(x), pc.bounds(module, x, ball, method="ibp")
+    torch.testing.assert_close(after[0], before[0])
+    torch.testing.assert_close(after[1].lower, before[1].lower)
+    torch.testing.assert_close(after[1].upper, before[1].upper)
+    loss = module(x).square().sum()
+    loss.backward()
+    for k, units in ((0, [0, 2]), (5, [1, 4])):
+        assert (module[k].weight.grad[units].flatten(1).abs().amax(1) > 0).all()
+    assert revive(module, x, ball, 0.3, seed=0) == 0
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,14 @@ from polycert.training.batches import Batch, Samples
 from polycert.training.checkpoints import RunFolder
 from polycert.training.files import to_toml
 from polycert.training.recipe import Recipe
+from polycert.training.revive import revive
 from polycert.training.start import begin_with
 from polycert.training.state import restore, snapshot
 from polycert.training.validation import validate
 
 log = logging.getLogger(__name__)
+
+LOOK = 1000  # samples that tell idle units from living ones
 
 
 class Moment(NamedTuple):
@@ -201,6 +204,9 @@ def prepare(
         module = build(architecture).to(device)
     if recipe.start is not None:
         begin_with(module, recipe.start)
+    if recipe.revive is not None:
+        seen = samples.x[samples.training[:LOOK]]
+        revive(module, seen, recipe.ball(), recipe.revive, recipe.seed)
     averaged = module if recipe.average is None else deepcopy(module)
     watched = capture(averaged, shape)
     objective = Objective(module, capture(module, shape))

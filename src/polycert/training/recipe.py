@@ -56,7 +56,8 @@ class Recipe(BaseModel):
         average: decay of an exponential average of the weights, from epoch `average_from` on; it is what is saved.
         augment: "flip-crop" for random flips and shifts by up to 4 pixels, "flip-shift" for flips and shifts by up
             to 1, "shift" for those shifts alone; shift: the most pixels of a shift, if it is to be another number.
-        start: a model of the zoo, or a file, whose weights the run begins with; fresh ones if it is not said.
+        start: a model of the zoo, or a file, whose weights the run begins with; fresh ones if it is not said;
+            revive: make copies of living units of its idle ones, which share what leads out of them so unevenly.
         select: save the last epoch's model, or the one with the best certified error in validation since eps
             reached the target.
         l1, stability: weights of terms added to the loss.
@@ -91,6 +92,7 @@ class Recipe(BaseModel):
     augment: Literal["none", "flip-crop", "flip-shift", "shift"] = "none"
     shift: Positive | None = None
     start: Annotated[str, Field(min_length=1)] | None = None
+    revive: NotNegative | None = None
     select: Literal["last", "best"] = "last"
     l1: NotNegative = 0.0
     stability: NotNegative = 0.0
@@ -129,6 +131,8 @@ class Recipe(BaseModel):
             raise ValueError(f"warm_up: must be below epochs ({self.epochs}), got {self.warm_up}")
         if self.shift is not None and self.augment == "none":
             raise ValueError(f"shift: goes with an augment other than 'none', got {self.shift}")
+        if self.revive is not None and self.start is None:
+            raise ValueError(f"revive: goes with start, whose idle units it puts to use, got {self.revive:g}")
         if self.select == "best" and not (self.validation and self.certified):
             raise ValueError("select: 'best' needs validation and certified to be above 0")
         self._check_ranges()
