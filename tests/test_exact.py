@@ -19,14 +19,16 @@ import polycert as pc
 from cases import CASES, Case, ball, ready
 from polycert.exact import Specification, decide
 from polycert.exact.budget import Budget
-from polycert.exact.dual import multipliers, proved_bound
+from polycert.exact.dual import OFF, ON, Aim, multipliers, proved_bound
 from polycert.exact.frozen import Frozen
 from polycert.exact.hidden import KINDS, relax, tighter
+from polycert.exact.local import LOCAL, Coefficients
 from polycert.exact.milp import SOLVERS, solve
 from polycert.exact.nodes import Nodes
 from polycert.exact.reduction import Reduced, piecewise_linear, reduce
 from polycert.exact.refine import refine
-from polycert.exact.slopes import ascend, look
+from polycert.exact.slopes import Point, ascend, look
+from polycert.exact.trials import try_units
 from polycert.exact.witness import Replay
 from polycert.forms import Dense
 from polycert.graph import Graph, Node
@@ -277,7 +279,7 @@ def test_any_multipliers_give_a_valid_bound(case: Case, norm: float) -> None:
     weight = torch.rand(nodes, len(spec.rows), generator=generator, dtype=F64)
     alpha, beta = (torch.rand(nodes, problem.count, generator=generator, dtype=F64) for _ in range(2))
     for nu in (
-        multipliers(problem, split, alpha, beta, weight).nu,
+        multipliers(problem, split, alpha, beta, Aim.of(problem, weight)).nu,
         torch.randn(alpha.shape, generator=generator, dtype=F64),
     ):
         bound = proved_bound(problem, split, nu, weight)
@@ -372,6 +374,44 @@ def test_ascent_reaches_the_linear_program(hidden: tuple[int, ...]) -> None:
         assert best - float(last[row]) <= 0.05 * (best - float(first[row])) + 1e-6
 
 
+@pytest.mark.parametrize("hidden", [(30,), (20, 16), (16, 16, 16)])
+@pytest.mark.parametrize("norm", [2, math.inf])
+def test_a_trial_bounds_the_halves_as_if_they_were_nodes(hidden: tuple[int, ...], norm: float) -> None:
+    problem = hard_problem(5, hidden, norm)
+    assert problem.count >= 6
+    assert len(problem.layers) == len(hidden)
+    generator = torch.Generator().manual_seed(1)
+    nodes = ascend(problem, Nodes.roots(problem), steps=4).nodes
+    for _ in range(2):  # the second time with units held and paid for
+        free = [(row == 0).nonzero().flatten() for row in nodes.split]
+        unit = torch.stack([row[torch.randperm(len(row), generator=generator)[:3]] for row in free])
+        tried = try_units(problem, nodes, unit)
+        assert len(tried) == 2 * unit.numel()
+        plain = ascend(problem, tried, steps=1).nodes
+        torch.testing.assert_close(tried.bound, plain.bound)
+        for side, half in zip((ON, OFF), tried.split.chunk(2), strict=True):
+            assert bool((half.gather(1, unit.reshape(-1, 1)) == side).all())
+        nodes = ascend(problem, tried[torch.arange(2) * unit.numel()], steps=4).nodes
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_local_coefficients_multiply_like_the_matrix(by_rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 3, stride=2), nn.ReLU())
+    module = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(108, 9), nn.ReLU(), nn.Linear(9, 3)).double()
+    net, x = pc.capture(module, (1, 16, 16)), torch.rand(1, 1, 16, 16, dtype=F64)
+    problem, _ = problem_of(net, x, pc.Ball(math.inf, 0.05))
+    assert len(problem.layers) == 3
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: by_rows)
+    found = Coefficients.of(problem.units.direct, problem.layers)
+    dense = problem.units.direct[problem.layers[2]]
+    assert len(found.rest) == (len(dense) if by_rows else problem.count)
+    assert float((dense != 0).double().mean()) > LOCAL
+    weights, inputs = torch.randn(7, problem.count, dtype=F64), torch.rand(7, 256, dtype=F64)
+    torch.testing.assert_close(found.back(weights), weights @ problem.units.direct)
+    torch.testing.assert_close(found.at(inputs), inputs @ problem.units.direct.T)
+
+
 @pytest.mark.parametrize("hidden", [(8,), (6, 5), (4, 4, 3)])
 @pytest.mark.parametrize("norm", [2, math.inf])
 def test_derivatives_are_those_of_the_bound(hidden: tuple[int, ...], norm: float) -> None:
@@ -381,19 +421,24 @@ def test_derivatives_are_those_of_the_bound(hidden: tuple[int, ...], norm: float
     split = torch.randint(-1, 2, (6, count), generator=generator, dtype=torch.int8)
     weight = torch.rand(6, 2, generator=generator, dtype=F64)
     alpha, beta = (torch.rand(6, count, generator=generator, dtype=F64) for _ in range(2))
-    here = look(problem, split, alpha, beta, weight)
+
+    def at(alpha: Tensor, beta: Tensor, weight: Tensor) -> Point:
+        return look(problem, split, alpha, beta, Aim.of(problem, weight))
+
+    here = at(alpha, beta, weight)
+    derivatives = {"alpha": here.alpha, "beta": here.beta, "weight": here.by_rows(problem)}
     step = 1e-7
     for name, part in (("alpha", alpha), ("beta", beta), ("weight", weight)):
         for entry in range(part.shape[1]):
             there = part.clone()
             there[:, entry] += step
             moved = {"alpha": alpha, "beta": beta, "weight": weight} | {name: there}
-            slope = (look(problem, split, **moved).value - here.value) / step
+            slope = (at(**moved).value - here.value) / step
             # At a kink the two one-sided slopes differ; elsewhere they agree.
             there[:, entry] -= 2 * step
-            back = (here.value - look(problem, split, **moved).value) / step
+            back = (here.value - at(**moved).value) / step
             smooth = (slope - back).abs() < 1e-4
-            got = getattr(here, name)[:, entry]
+            got = derivatives[name][:, entry]
             assert bool(((got - slope).abs()[smooth] < 1e-4).all()), name
             assert int(smooth.sum()) >= 3
 

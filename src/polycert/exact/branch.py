@@ -9,26 +9,26 @@ is then tried, and the one whose lower half gains most is taken.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from polycert.exact.budget import Budget
-from polycert.exact.dual import OFF, ON, Multipliers, multipliers, proved_bound
+from polycert.exact.dual import Aim, Multipliers, multipliers, proved_bound
 from polycert.exact.leaves import solve_leaf
 from polycert.exact.nodes import Nodes
 from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Result
 from polycert.exact.reduction import Reduced
 from polycert.exact.slopes import Ascent, ascend
 from polycert.exact.specification import worst_clause
+from polycert.exact.trials import try_units
 from polycert.exact.witness import Replay, Witness
 
 ROOT_STEPS = 24
 STEPS = 8  # of each half, and as many again for deeper networks
 BATCH = 64
 CANDIDATES = 8  # of each layer
-TRIAL_STEPS = 1
 # Candidates below this margin in the search's type are worth a forward pass.
 CANDIDATE = 1e-4
 
@@ -88,7 +88,7 @@ class Search:
         some = nodes[likely]
         if len(some):
             alpha, beta, weight = some.alpha.double(), some.beta.double(), some.weight.double()
-            at = multipliers(self.problem, some.split, alpha, beta, weight)
+            at = multipliers(self.problem, some.split, alpha, beta, Aim.of(self.problem, weight))
             likely[likely.clone()] = self._closed(some.split, at, weight)
         return likely
 
@@ -135,9 +135,8 @@ class Search:
         ]
         unit = torch.cat(places, 1)
         count, trials = unit.shape
-        repeated = nodes[torch.arange(count).repeat_interleave(trials)]
-        tried = ascend(self.fast, halve(repeated, unit.flatten()), steps=TRIAL_STEPS).nodes
-        self.budget.evaluations += TRIAL_STEPS * len(tried)
+        tried = try_units(self.fast, nodes, unit)
+        self.budget.evaluations += len(tried)
         # More than enough to be proved is no more than enough.
         gain = (tried.bound.reshape(2, count, trials) - nodes.bound[:, None]).clamp(min=0)
         low, high = gain.minimum(-nodes.bound[:, None]).sort(0).values
@@ -164,10 +163,3 @@ class Search:
                 self.proof = SOLVER
             else:
                 self.stuck = True
-
-
-def halve(nodes: Nodes, unit: Tensor) -> Nodes:
-    """Both sides of one unit of each node."""
-    place = unit[:, None]
-    sides = [nodes.split.scatter(1, place, side) for side in (ON, OFF)]
-    return Nodes.join([replace(nodes, split=split) for split in sides])

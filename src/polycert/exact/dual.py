@@ -22,6 +22,7 @@ from torch import Tensor
 
 from polycert.exact.reduction import Reduced
 from polycert.forms import Dense
+from polycert.rounding import Rounding
 
 ON, OFF = 1, -1  # a unit held at z >= 0, or at z <= 0
 
@@ -33,6 +34,20 @@ class Multipliers(NamedTuple):
     lam: Tensor
 
 
+class Aim(NamedTuple):
+    """A clause's rows, weighted and added up: one affine function of inputs and units for each node."""
+
+    direct: Tensor  # [nodes, inputs]
+    through: Tensor  # [nodes, units]
+    offset: Tensor  # [nodes]
+
+    @staticmethod
+    def of(problem: Reduced, weight: Tensor) -> Aim:
+        """For weights `[nodes, rows]`."""
+        rows = problem.rows
+        return Aim(weight @ rows.direct, weight @ rows.through, weight @ rows.offset)
+
+
 def proved_bound(problem: Reduced, split: Tensor, nu: Tensor, weight: Tensor) -> Tensor:
     """The bound for given multipliers, less all that rounding may have got wrong here and in the reduction: `[nodes]`.
 
@@ -42,14 +57,27 @@ def proved_bound(problem: Reduced, split: Tensor, nu: Tensor, weight: Tensor) ->
         nu: `[nodes, units]`, any numbers.
         weight: `[nodes, rows]`, >= 0.
     """
-    lam = weight @ problem.rows.through + nu @ problem.units.through
-    slope = weight @ problem.rows.direct + nu @ problem.units.direct
-    form = Dense(slope.reshape(1, -1, *problem.region.x.shape[1:]))
-    lowest = problem.region.extremes(form, problem.rounding, joint=True)[0][0]
-    fixed = weight @ problem.rows.offset + nu @ problem.units.offset
+    aim = Aim.of(problem, weight)
+    at = Multipliers(nu, aim.through + nu @ problem.units.through)
+    slope = aim.direct + nu @ problem.units.direct
     units, rows = problem.slack
     slack = (nu.abs() @ units + weight @ rows) * 1.01
-    return lowest + unit_minima(problem, split, Multipliers(nu, lam)).sum(1) + fixed - slack
+    return value(problem, split, at, aim, slope, problem.rounding) - slack
+
+
+def value(
+    problem: Reduced,
+    split: Tensor,
+    at: Multipliers,
+    aim: Aim,
+    slope: Tensor,
+    rounding: Rounding | None = None,
+) -> Tensor:
+    """The bound for given multipliers and the slope that they make: `[nodes]`."""
+    form = Dense(slope.reshape(1, -1, *problem.region.x.shape[1:]))
+    lowest = problem.region.extremes(form, rounding, joint=True)[0][0]
+    fixed = aim.offset + at.nu @ problem.units.offset
+    return lowest + unit_minima(problem, split, at).sum(1) + fixed
 
 
 def unit_minima(problem: Reduced, split: Tensor, at: Multipliers) -> Tensor:
@@ -59,13 +87,13 @@ def unit_minima(problem: Reduced, split: Tensor, at: Multipliers) -> Tensor:
     return torch.minimum(at_lower, at_upper).clamp_(max=0)
 
 
-def multipliers(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, weight: Tensor) -> Multipliers:
+def multipliers(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, aim: Aim) -> Multipliers:
     """Multipliers from slopes and split multipliers, last layer first.
 
     A free unit takes the slope alpha (in [0, 1]) where its coefficient lambda is positive and the chord's where it is
     negative; a unit that is held takes its own piece, and beta >= 0 pays for staying on its side.
     """
-    lam, nu = weight @ problem.rows.through, torch.empty_like(alpha)
+    lam, nu = aim.through.clone(), torch.empty_like(alpha)
     for layer in reversed(problem.layers):
         here, side, paid = lam[:, layer], split[:, layer], beta[:, layer]
         free = here * torch.where(here >= 0, alpha[:, layer], problem.chord[layer])

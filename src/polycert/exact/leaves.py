@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polycert.exact.dual import ON, Multipliers, multipliers
+from polycert.exact.dual import ON, Aim, Multipliers, multipliers
 from polycert.exact.nodes import Nodes
 from polycert.exact.reduction import Maps, Reduced
 from polycert.geometry import power_norm
@@ -53,7 +53,7 @@ def solve_leaf(problem: Reduced, node: Nodes) -> Leaf | None:
     weight = torch.zeros(1, len(outputs.offset), dtype=torch.float64)
     weight[0, rows] = prices[len(sign) :]
     beta = prices[None, : len(sign)]
-    at = multipliers(problem, node.split, torch.zeros_like(beta), beta, weight)
+    at = multipliers(problem, node.split, torch.zeros_like(beta), beta, Aim.of(problem, weight))
     return Leaf(torch.from_numpy(x)[None], at, weight, level > TOLERANCE)
 
 

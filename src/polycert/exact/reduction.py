@@ -26,6 +26,7 @@ from torch import Tensor
 
 from polycert.backward import LOWER, Pass, Pulled, pull
 from polycert.errors import PolycertError
+from polycert.exact.local import Coefficients
 from polycert.exact.specification import Specification
 from polycert.forms import Dense
 from polycert.graph import Graph
@@ -75,6 +76,11 @@ class Reduced:
         return self.upper / (self.upper - self.lower)
 
     @cached_property
+    def direct(self) -> Coefficients:
+        """`units.direct` for many products, up to rounding; what proofs rest on takes the matrix itself."""
+        return Coefficients.of(self.units.direct, self.layers)
+
+    @cached_property
     def rounding(self) -> Rounding:
         """Error terms for one evaluation of a bound in float64."""
         return Rounding(torch.float64, 64)
@@ -106,7 +112,7 @@ class Reduced:
 
     def values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The units z `[n, units]` and the rows `[n, rows]` at inputs `[n, inputs]`."""
-        z = x @ self.units.direct.T + self.units.offset
+        z = self.direct.at(x) + self.units.offset
         for layer in self.layers[1:]:
             h = z[:, : layer.start].relu()
             z[:, layer] += h @ self.units.through[layer, : layer.start].T

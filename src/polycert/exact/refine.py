@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polycert.exact.budget import Budget
-from polycert.exact.dual import multipliers, proved_bound
+from polycert.exact.dual import Aim, multipliers, proved_bound
 from polycert.exact.nodes import Nodes
 from polycert.exact.reduction import Maps, Reduced
 from polycert.exact.slopes import ascend
@@ -62,7 +62,7 @@ def _split(nodes: Nodes) -> list[Nodes]:
 def _proved(part: Reduced, fast: Reduced, nodes: Nodes) -> Tensor:
     found = ascend(fast, nodes, steps=STEPS).nodes
     weight = found.weight.double()
-    at = multipliers(part, found.split, found.alpha.double(), found.beta.double(), weight)
+    at = multipliers(part, found.split, found.alpha.double(), found.beta.double(), Aim.of(part, weight))
     return proved_bound(part, found.split, at.nu, weight)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.exact.dual import OFF, ON, Multipliers, multipliers, unit_minima, worst_inputs
+from polycert.exact.dual import OFF, ON, Aim, Multipliers, multipliers, unit_minima, worst_inputs
 from polycert.exact.nodes import Nodes
 from polycert.exact.reduction import Reduced
 
@@ -39,7 +39,11 @@ class Point(NamedTuple):
     gaps: Tensor
     alpha: Tensor  # derivatives, of the same shapes
     beta: Tensor
-    weight: Tensor
+    high: Tensor  # [nodes, units]: by lambda
+
+    def by_rows(self, problem: Reduced) -> Tensor:
+        """The derivative by the weights of a clause's rows, `[nodes, rows]`."""
+        return problem.rows(self.inputs, self.high)
 
 
 def ascend(problem: Reduced, nodes: Nodes, *, steps: int, goal: float = math.inf) -> Ascent:
@@ -52,12 +56,13 @@ def ascend(problem: Reduced, nodes: Nodes, *, steps: int, goal: float = math.inf
     """
     members = problem.members[nodes.clause]
     single = bool((members.sum(1) == 1).all())
-    scale = _typical(problem, nodes)
     alpha, beta, weight = nodes.alpha, nodes.beta, nodes.weight
+    aim = Aim.of(problem, weight)
+    scale = _typical(problem, nodes, aim)
     movers = [Adam.like(part) for part in (alpha, beta, weight)]
     best, inputs, gaps = nodes, nodes.alpha, torch.zeros_like(alpha)
     for step in range(steps):
-        at = look(problem, nodes.split, alpha, beta, weight)
+        at = look(problem, nodes.split, alpha, beta, aim)
         better = at.value > best.bound if step else torch.ones_like(at.value, dtype=torch.bool)
         best = _keep(best, better, alpha, beta, weight, at.value)
         inputs = torch.where(better[:, None], at.inputs, inputs) if step else at.inputs
@@ -68,25 +73,24 @@ def ascend(problem: Reduced, nodes: Nodes, *, steps: int, goal: float = math.inf
         alpha = (alpha + rate * movers[0].direction(at.alpha)).clamp_(0, 1)
         beta = (beta + rate * scale * movers[1].direction(at.beta)).clamp_(min=0)
         if not single:
-            moved = (weight + rate * movers[2].direction(at.weight)).clamp_(min=1e-6) * members
+            moved = (weight + rate * movers[2].direction(at.by_rows(problem))).clamp_(min=1e-6) * members
             weight = moved / moved.sum(1, keepdim=True)
+            aim = Aim.of(problem, weight)
     return Ascent(best, inputs, gaps)
 
 
-def look(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, weight: Tensor) -> Point:
+def look(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, aim: Aim) -> Point:
     """The bound, and its derivatives by slopes, split multipliers and weights."""
-    at = multipliers(problem, split, alpha, beta, weight)
-    slope = weight @ problem.rows.direct + at.nu @ problem.units.direct
+    at = multipliers(problem, split, alpha, beta, aim)
+    slope = problem.direct.back(at.nu).add_(aim.direct)
     inputs = worst_inputs(problem, slope)
-    own = inputs @ problem.units.direct.T + problem.units.offset  # of each unit's equation, without earlier units
-    rows = inputs @ problem.rows.direct.T + problem.rows.offset
+    own = problem.direct.at(inputs) + problem.units.offset  # of each unit's equation, without earlier units
     minima = unit_minima(problem, split, at)
-    value = (weight * rows).sum(1) + (at.nu * own).sum(1) + minima.sum(1)
+    value = (aim.direct * inputs).sum(1) + aim.offset + (at.nu * own).sum(1) + minima.sum(1)
     lack, high = _derivatives(problem, split, alpha, at, own)
     gain = torch.where(split == 0, torch.where(at.lam > 0, lack * at.lam, 0), 0)
     paid = torch.where(split == 0, 0, torch.where(split == ON, -lack, lack))
-    gaps = _gaps(problem, at, own, minima)
-    return Point(value, inputs, gaps, gain, paid, rows + high @ problem.rows.through.T)
+    return Point(value, inputs, _gaps(problem, at, own, minima), gain, paid, high)
 
 
 def _derivatives(problem: Reduced, split: Tensor, alpha: Tensor, at: Multipliers, own: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,9 +116,9 @@ def _gaps(problem: Reduced, at: Multipliers, own: Tensor, minima: Tensor) -> Ten
     return at.lam * z.relu() - at.nu * z - minima
 
 
-def _typical(problem: Reduced, nodes: Nodes) -> Tensor:
+def _typical(problem: Reduced, nodes: Nodes, aim: Aim) -> Tensor:
     """The size of split multipliers that matters, `[nodes, units]`."""
-    size = multipliers(problem, nodes.split, nodes.alpha, nodes.beta, nodes.weight).lam.abs()
+    size = multipliers(problem, nodes.split, nodes.alpha, nodes.beta, aim).lam.abs()
     return torch.maximum(size, size.mean(1, keepdim=True)) + 1e-9
 
 
