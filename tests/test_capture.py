@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import pytest
 import torch
@@ -507,3 +508,32 @@ def test_weights_that_are_no_numbers_are_named() -> None:
     model.weight.data[0, 0] = math.nan
     with pytest.raises(pc.PolycertError, match="NaN or infinite"):
         pc.capture(model, (3,))
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_after_a_certificate_gradients_still_flow(imported: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 3))
+    net: pc.Network = pc.capture(nn.Sequential(*layers), (1, 8, 8))
+    if imported:
+        pc.export(net, tmp_path / "net.onnx")
+        net = pc.load(tmp_path / "net.onnx")
+    # Inputs that float32 does not hold, so that proofs need both types.
+    x, y, ball = (
+        torch.rand(4, 1, 8, 8, dtype=torch.float64),
+        torch.tensor([0, 1, 2, 0]),
+        pc.Ball(float("inf"), 0.02, 0.0, 1.0),
+    )
+    for rigorous in (False, True):
+        certs = pc.certify(net, x, y, ball, rigorous=rigorous)
+        certs.radius.add_(0.0)  # an ordinary tensor, which may be changed
+        assert not any(part.is_inference() for part in (certs.radius, certs.margin, certs.certified, certs.nearest))
+        assert len(pc.attack(net, x, y, ball, steps=2, restarts=1).success) == 4
+    for dtype in (torch.float32, torch.float64):
+        graph = net.bind(dtype)
+        leaf = x.detach().to(dtype, copy=True).requires_grad_()
+        graph.forward(leaf).sum().backward()
+        assert leaf.grad is not None
+    if not imported:
+        pc.bounds(net, x, ball).lower.sum().backward()
+        assert layers[0].weight.grad is not None

@@ -115,19 +115,24 @@ class Judge:
 
         For proofs the caller sees to `plain_products`, for all of its threads at once.
         """
-        with torch.no_grad():
-            first = self._first
-            own = region.to(first.dtype)
-            verdict = judge(self.envelope(first, own, label), beyond=beyond)
-            in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
-            if not self.rigorous or first.dtype == torch.float64:
-                return verdict, in_double
-            # The claim is about the inputs as given: where this type cannot hold them, only float64 counts.
-            rounded = (own.x.double() != region.x.double()).flatten(1).any(1)
-            again = (verdict.unsettled | rounded).nonzero().squeeze(1)
-            if len(again) == 0:
-                return verdict, in_double
-            double = self.envelope(self.double, region[again].to(torch.float64), label[again])
-            second = judge(double, beyond=beyond)
-            merged = (a.index_put((again,), b) for a, b in zip(verdict, second, strict=True))
-            return Verdict(*merged), in_double.index_fill(0, again, True)
+        with torch.inference_mode():
+            verdict, in_double = self._decided(region, label, beyond=beyond)
+        # Tensors of that mode may neither be changed nor meet gradients later: the caller gets ordinary ones.
+        return Verdict(*(part.clone() for part in verdict)), in_double.clone()
+
+    def _decided(self, region: Region, label: Tensor, *, beyond: bool) -> tuple[Verdict, Tensor]:
+        first = self._first
+        own = region.to(first.dtype)
+        verdict = judge(self.envelope(first, own, label), beyond=beyond)
+        in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
+        if not self.rigorous or first.dtype == torch.float64:
+            return verdict, in_double
+        # The claim is about the inputs as given: where this type cannot hold them, only float64 counts.
+        rounded = (own.x.double() != region.x.double()).flatten(1).any(1)
+        again = (verdict.unsettled | rounded).nonzero().squeeze(1)
+        if len(again) == 0:
+            return verdict, in_double
+        double = self.envelope(self.double, region[again].to(torch.float64), label[again])
+        second = judge(double, beyond=beyond)
+        merged = (a.index_put((again,), b) for a, b in zip(verdict, second, strict=True))
+        return Verdict(*merged), in_double.index_fill(0, again, True)

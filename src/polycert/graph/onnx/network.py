@@ -43,11 +43,12 @@ class Imported(Network):
         return False
 
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
-        """The graph in its own type or another one."""
+        """The graph in its own type or another one; what a caller derives from its weights stays with the caller."""
         wanted = dtype or self.own
         if wanted not in self.graphs:
-            self.graphs[wanted] = _graph(self.program, wanted, self.device)
-        return self.graphs[wanted]
+            with torch.inference_mode(False):  # it may meet gradients later
+                self.graphs[wanted] = _graph(self.program, wanted, self.device)
+        return self.graphs[wanted].fresh()
 
     @cached_property
     def replay(self) -> Replay:
