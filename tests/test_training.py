@@ -398,9 +398,26 @@ def test_a_run_begins_with_the_weights_that_it_is_told_to(tmp_path: Path) -> Non
     first = trained(tmp_path / "first", epochs=1)
     for start in (str(first.folder.model), "mnist-fc1-linf-fast-c-per"):
         begun = prepare(make_recipe(changed(start=start)), tmp_path / "second")
+        begun.begin()
         given = load_module(start if start.endswith("safetensors") else zoo.entry(start).path()).module
         for module in (begun.module, begun.averaged):
             assert all(torch.equal(p, q) for p, q in zip(module.parameters(), given.parameters(), strict=True))
+
+
+def test_a_run_that_is_resumed_needs_its_start_no_more(tmp_path: Path) -> None:
+    first = trained(tmp_path / "first", epochs=1)
+    recipe = make_recipe(changed(start=str(first.folder.model), revive=0.3, epochs=2, average_from=1))
+    whole = prepare(recipe, tmp_path / "whole")
+    row = train(whole)
+
+    def stop(moment: Any) -> None:
+        if moment.metrics is not None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(prepare(recipe, tmp_path / "broken"), report=stop)
+    first.folder.model.unlink()
+    assert train(prepare(recipe, tmp_path / "broken"), resume=True)["loss"] == row["loss"]
 
 
 def test_idle_units_become_copies_that_change_nothing() -> None:
@@ -435,7 +452,7 @@ def test_idle_units_become_copies_that_change_nothing() -> None:
 )
 def test_weights_that_are_not_there_or_do_not_fit_are_refused(start: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(pc.PolycertError, match=words):
-        prepare(make_recipe(changed(start=start)), tmp_path / "run")
+        train(prepare(make_recipe(changed(start=start)), tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 

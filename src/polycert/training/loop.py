@@ -73,7 +73,7 @@ class Run:
     samples: Samples
     folder: RunFolder
     processes: Processes
-    module: nn.Module
+    module: nn.Sequential
     averaged: nn.Module  # what is validated and saved; the module itself without averaging
     architecture: Architecture
     optimiser: torch.optim.Adam
@@ -88,6 +88,17 @@ class Run:
     def shape(self) -> tuple[int, ...]:
         """Of one sample."""
         return tuple(self.samples.x.shape[1:])
+
+    def begin(self) -> None:
+        """Take over the weights that the recipe starts from, if it names any."""
+        recipe = self.recipe
+        if recipe.start is None:
+            return
+        begin_with(self.module, recipe.start)
+        if recipe.revive is not None:
+            seen = self.samples.x[self.samples.training[:LOOK]]
+            revive(self.module, seen, recipe.ball(), recipe.revive, recipe.seed)
+        self._follow(1.0)
 
     def step(self, batch: Batch, now: float) -> Tensor:
         """One step of the optimiser; the loss, detached."""
@@ -190,7 +201,7 @@ def prepare(
     memory: int | None = None,
     processes: Processes | None = None,
 ) -> Run:
-    """A run at its very beginning: weights from the seed or from the recipe's start, nothing written."""
+    """A run at its very beginning: weights from the seed, nothing written."""
     device, processes = device or torch.device("cpu"), processes or Processes()
     if recipe.batch < processes.count:
         raise PolycertError(
@@ -202,11 +213,6 @@ def prepare(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         module = build(architecture).to(device)
-    if recipe.start is not None:
-        begin_with(module, recipe.start)
-    if recipe.revive is not None:
-        seen = samples.x[samples.training[:LOOK]]
-        revive(module, seen, recipe.ball(), recipe.revive, recipe.seed)
     averaged = module if recipe.average is None else deepcopy(module)
     watched = capture(averaged, shape)
     objective = Objective(module, capture(module, shape))
@@ -245,6 +251,8 @@ def train(
             warn(remark)
     elif run.folder.started:
         raise PolycertError(f"{str(run.folder.path)!r} already holds a run: add --resume, or give another --run-dir")
+    else:
+        run.begin()
     if run.processes.first:
         run.folder.make(to_toml(run.recipe.plain()))
         run.folder.cut_metrics(begin)
