@@ -109,6 +109,8 @@ def test_the_minimum_of_a_recipe_is_that_of_its_balls() -> None:
         ({"target": None}, ["target", "missing"]),
         ({"select": "best", "certified": 0}, ["select", "validation"]),
         ({"lr": "fast"}, ["lr", "constant", "'fast'"]),
+        ({"revive": 0.3, "start": "some.npz", "activation": "tanh"}, ["revive", "ReLU", "'tanh'"]),
+        ({"shift": 17, "augment": "shift"}, ["shift", "16", "17"]),
         ({"revive": 0.3}, ["revive", "goes with start", "got 0.3"]),
         ({"shift": 2}, ["shift", "augment", "got 2"]),
         ({"select": "best", "eps": 0.05}, ["select", "reaches the target 0.1", "got 0.05"]),
@@ -404,6 +406,30 @@ def test_a_run_begins_with_the_weights_that_it_is_told_to(tmp_path: Path) -> Non
             assert all(torch.equal(p, q) for p, q in zip(module.parameters(), given.parameters(), strict=True))
 
 
+def test_a_start_that_has_learnt_what_is_held_out_is_refused(tmp_path: Path) -> None:
+    first = trained(tmp_path / "first", epochs=1, validation=1000)
+    more = prepare(make_recipe(changed(start=str(first.folder.model), validation=1001)), tmp_path / "second")
+    with pytest.raises(pc.PolycertError, match=r"held out 1000 samples .* set that to 1000 at most"):
+        more.begin()
+    prepare(make_recipe(changed(start=str(first.folder.model), validation=1000)), tmp_path / "third").begin()
+    other = trained(tmp_path / "other", epochs=1, activation="sigmoid")
+    with pytest.raises(pc.PolycertError, match="another architecture"):
+        prepare(make_recipe(changed(start=str(other.folder.model))), tmp_path / "fourth").begin()
+
+
+def test_a_unit_that_is_off_says_nothing_of_the_others() -> None:
+    """It may have the widest range of all, and theirs still count."""
+    module = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).double()
+    with torch.no_grad():
+        module[0].weight.copy_(torch.tensor([[3000.0, 3000.0], [1.0, -1.0], [30.0, -31.0]]))
+        module[0].bias.copy_(torch.tensor([-9000.0, 0.1, 0.1]))
+        module[2].weight.fill_(1.0)
+    x = torch.rand(50, 2, dtype=torch.float64)
+    before = module(x)
+    assert revive(module, x, pc.Ball(float("inf"), 0.01), 0.3, seed=0) == 1
+    torch.testing.assert_close(module(x), before)
+
+
 def test_a_run_that_is_resumed_needs_its_start_no_more(tmp_path: Path) -> None:
     first = trained(tmp_path / "first", epochs=1)
     recipe = make_recipe(changed(start=str(first.folder.model), revive=0.3, epochs=2, average_from=1))
@@ -447,7 +473,8 @@ def test_idle_units_become_copies_that_change_nothing() -> None:
     ("start", "words"),
     [
         ("nowhere", "'nowhere' is neither a file nor a model of the zoo"),
-        ("mnist-e-linf-0.3-longer-c-ibp", "do not fit the architecture"),
+        ("mnist-e-linf-0.3-longer-c-ibp", "has another architecture"),
+        (__file__, "cannot be read .*: give a model of the zoo, or a .safetensors"),
     ],
 )
 def test_weights_that_are_not_there_or_do_not_fit_are_refused(start: str, words: str, tmp_path: Path) -> None:

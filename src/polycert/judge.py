@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polycert.envelope import Envelope, better, envelopes
 from polycert.graph import Graph, Network
+from polycert.methods import get_method
 from polycert.precision import error_model, provable
 from polycert.rounding import Rounding
 from polycert.sets import Region
@@ -115,7 +116,7 @@ class Judge:
 
         For proofs the caller sees to `plain_products`, for all of its threads at once.
         """
-        with torch.inference_mode():
+        with torch.no_grad() if get_method(self.method).descends else torch.inference_mode():
             verdict, in_double = self._decided(region, label, beyond=beyond)
         # Tensors of that mode may neither be changed nor meet gradients later: the caller gets ordinary ones.
         return Verdict(*(part.clone() for part in verdict)), in_double.clone()

@@ -62,7 +62,8 @@ def final_by_interval(run: Pass, form: Form, side: int) -> Bound:
 class Method(NamedTuple):
     """Where hidden bounds come from, how the final rows are bounded, and how many coefficients that takes.
 
-    `both` gives both sides of the final rows where that is less work than one after the other.
+    `both` gives both sides of the final rows where that is less work than one after the other. `descends`: it takes
+    gradients on its way.
     """
 
     hidden: Callable[[Pass, int], Interval]
@@ -71,6 +72,7 @@ class Method(NamedTuple):
     sloped: bool = True
     numbers: Callable[[Graph], int] = of_rows  # of one sample
     both: Callable[[Pass, Form], tuple[Bound, Bound]] | None = None
+    descends: bool = False
 
     def sides(self, run: Pass, form: Form) -> tuple[Bound, Bound]:
         """The lower and the upper bound of rows over the output."""
@@ -84,7 +86,7 @@ METHODS: dict[str, Method] = {
     "forward": Method(hidden_by_backward, final_by_forward, run=ForwardPass),
     "crown": Method(hidden_by_backward, final_by_backward, both=both_by_backward),
     "crown-ibp": Method(hidden_by_interval, final_by_backward, both=both_by_backward),
-    "alpha-crown": Method(hidden_by_backward, final_by_slopes, numbers=of_slopes),
+    "alpha-crown": Method(hidden_by_backward, final_by_slopes, numbers=of_slopes, descends=True),
 }
 
 

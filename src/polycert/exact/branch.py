@@ -127,7 +127,7 @@ class Search:
         return Ascent(Nodes.join([kept.nodes, halves.nodes]), joined[0], joined[1])
 
     def _halves(self, nodes: Nodes, gaps: Tensor) -> Nodes:
-        """Both halves of each node by the best of its candidates, with the multipliers of the trial."""
+        """Both halves of each node by the best of its candidates, with the multipliers of the node."""
         score = torch.where(nodes.split == 0, gaps, -torch.inf)
         places = [
             layer.start + score[:, layer].topk(min(CANDIDATES, layer.stop - layer.start), 1).indices

@@ -94,10 +94,11 @@ class Run:
         recipe = self.recipe
         if recipe.start is None:
             return
-        begin_with(self.module, recipe.start)
+        begin_with(self.module, recipe, recipe.start)
         if recipe.revive is not None:
             seen = self.samples.x[self.samples.training[:LOOK]]
-            revive(self.module, seen, recipe.ball(), recipe.revive, recipe.seed)
+            count = revive(self.module, seen, recipe.ball(), recipe.revive, recipe.seed)
+            log.info("%d idle units of %s became copies of living ones", count, recipe.start)
         self._follow(1.0)
 
     def step(self, batch: Batch, now: float) -> Tensor:

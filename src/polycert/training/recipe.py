@@ -56,8 +56,9 @@ class Recipe(BaseModel):
         average: decay of an exponential average of the weights, from epoch `average_from` on; it is what is saved.
         augment: "flip-crop" for random flips and shifts by up to 4 pixels, "flip-shift" for flips and shifts by up
             to 1, "shift" for those shifts alone; shift: the most pixels of a shift, if it is to be another number.
-        start: a model of the zoo, or a file, whose weights the run begins with; fresh ones if it is not said;
-            revive: make copies of living units of its idle ones, which share what leads out of them so unevenly.
+        start: a model of the zoo, or a file, whose weights the run begins with; fresh ones if it is not said.
+        revive: turn idle units of the start into copies of living ones; how unevenly the two share the weights that
+            lead out of them.
         select: save the last epoch's model, or the one with the best certified error in validation since eps
             reached the target.
         l1, stability: weights of terms added to the loss.
@@ -90,7 +91,7 @@ class Recipe(BaseModel):
     average: Annotated[float, Field(gt=0, lt=1)] | None = None
     average_from: NotNegative = 0.0
     augment: Literal["none", "flip-crop", "flip-shift", "shift"] = "none"
-    shift: Positive | None = None
+    shift: Annotated[int, Field(ge=1, le=16)] | None = None
     start: Annotated[str, Field(min_length=1)] | None = None
     revive: NotNegative | None = None
     select: Literal["last", "best"] = "last"
@@ -133,6 +134,8 @@ class Recipe(BaseModel):
             raise ValueError(f"shift: goes with an augment other than 'none', got {self.shift}")
         if self.revive is not None and self.start is None:
             raise ValueError(f"revive: goes with start, whose idle units it puts to use, got {self.revive:g}")
+        if self.revive is not None and self.activation != "relu":
+            raise ValueError(f"revive: copies units of ReLU networks only, got activation {self.activation!r}")
         if self.select == "best" and not (self.validation and self.certified):
             raise ValueError("select: 'best' needs validation and certified to be above 0")
         self._check_ranges()

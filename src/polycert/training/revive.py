@@ -1,8 +1,8 @@
 """Units that training has switched off, put to use again.
 
-Training for large radii kills units: on MNIST at eps 0.3 most filters of a small network end up constant. A copy of a
-living unit in the place of an idle one, with the weights that lead out of it shared between the two, changes neither
-the function nor its interval bounds; from there the two can part.
+Training for large radii kills units: on MNIST at eps 0.3 many filters of a small network end up constant. A copy of a
+living unit in the place of an idle one, with the weights that lead out of it shared between the two, changes the
+function and its interval bounds no more than the idle unit did; from there the two can part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polycert.certify import bounds
 from polycert.sets import Ball
 
 Weighted = nn.Linear | nn.Conv2d
-FLAT = 0.01  # of the layer's widest range: what moves less is constant
+IDLE = 0.01  # of the largest effect on the next layer: units with less are idle
 
 
 @torch.no_grad()
@@ -37,11 +37,12 @@ def revive(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: in
         if type(layer) is not type(following) or layer.bias is None or following.bias is None:
             continue
         lowest, highest = _range(nn.Sequential(*list(module)[: k + 1]), x, ball)
-        width = highest - lowest
-        idle = (highest <= 0) | (width < FLAT * width.max())
+        outgoing = following.weight.abs().sum([axis for axis in range(following.weight.dim()) if axis != 1])
+        effect = (highest - lowest) * outgoing
+        idle = effect <= IDLE * effect.max()
         if idle.all():
             continue
-        following.bias += _contribution(following, idle, ((lowest + highest) / 2).relu())
+        following.bias += _contribution(following, idle, (lowest + highest) / 2)
         following.weight[:, idle] = 0
         sources = _largest(layer.weight, ~idle)
         for position, unit in enumerate(idle.nonzero().flatten().tolist()):
@@ -51,10 +52,10 @@ def revive(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: in
 
 
 def _range(part: nn.Sequential, x: Tensor, ball: Ball) -> tuple[Tensor, Tensor]:
-    """The least and the largest value of each unit or channel, by intervals, over all samples."""
+    """The least and the largest value of each unit or channel after its ReLU, by intervals, over all samples."""
     found = bounds(part, x, ball, method="ibp", rigorous=False)
     units = [0, *range(2, found.lower.dim())]
-    return found.lower.amin(units), found.upper.amax(units)
+    return found.lower.amin(units).relu(), found.upper.amax(units).relu()
 
 
 def _largest(weight: Tensor, living: Tensor) -> list[int]:
