@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 import polycert as pc
-from polycert.losses import AT, IBP, KW, L1, MMR, MTLIBP, PER, CrownIBP, KeyedDraws, Plain, Stability, Sum
+from polycert.losses import AT, IBP, KW, L1, MMR, MTLIBP, MTLKW, PER, CrownIBP, KeyedDraws, Plain, Stability, Sum
 from polycert.losses.mmr import boundaries
 
 ACTIVATIONS = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
@@ -30,9 +30,10 @@ LOSSES: dict[str, Any] = {
     "i-per": PER(method="forward", alpha=0.4, gamma=0.7),
     "i-per+at": PER(method="forward", alpha=0.4, gamma=0.7, at=True, attack_steps=3),
     "mtl-ibp": MTLIBP(mix=0.3, attack_steps=3),
+    "mtl-kw": MTLKW(mix=0.3, attack_steps=3),
     "sum": Sum(PER(alpha=0.4), L1(0.01), Stability(0.02)),
 }
-ATTACKING = [name for name in LOSSES if "at" in name or name == "mtl-ibp"]
+ATTACKING = [name for name in LOSSES if "at" in name or name.startswith("mtl")]
 
 
 @cache
@@ -274,12 +275,13 @@ def test_the_worst_case_is_that_of_numpy(loss: Any, kappa: float, script: Any) -
     assert loss(net, x, y, box_ball(eps=0.1)).item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_mixture_with_the_adversarial_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("mixture", "alone"), [(MTLIBP, IBP(kappa=0)), (MTLKW, KW())])
+def test_the_mixture_with_the_adversarial_loss(mixture: Any, alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (module, net), (x, y), ball = network("relu"), batch(), box_ball()
     points = ball.at(x).project(x + 0.05)
     monkeypatch.setattr("polycert.losses.worst.attacked", lambda *_: points)
-    expected = 0.7 * F.cross_entropy(module(points), y) + 0.3 * IBP(kappa=0)(net, x, y, ball)
-    assert MTLIBP(mix=0.3)(net, x, y, ball).item() == pytest.approx(expected.item(), rel=1e-12)
+    expected = 0.7 * F.cross_entropy(module(points), y) + 0.3 * alone(net, x, y, ball)
+    assert mixture(mix=0.3)(net, x, y, ball).item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 # MMR
@@ -353,7 +355,9 @@ def test_the_attack_starts_at_random_points_and_takes_steps_of_a_fifth(
 
 
 @pytest.mark.parametrize(
-    "kind", [AT, partial(PER, at=True), partial(MMR, at=True), MTLIBP], ids=["at", "per", "mmr", "mtl-ibp"]
+    "kind",
+    [AT, partial(PER, at=True), partial(MMR, at=True), MTLIBP, MTLKW],
+    ids=["at", "per", "mmr", "mtl-ibp", "mtl-kw"],
 )
 def test_a_loss_attacks_with_its_own_steps(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (_, net), (x, y), seen = network("relu"), batch(), []
@@ -448,10 +452,7 @@ def test_the_mean_of_two_processes_is_the_loss_of_one(name: str) -> None:
 
 
 def settings(loss: Any) -> dict[str, Any]:
-    found = {key: value for key, value in vars(loss).items() if not key.startswith("_") and key != "training"}
-    if isinstance(loss, MTLIBP):
-        found["mix"] = 1 - found.pop("kappa")
-    return found
+    return {key: value for key, value in vars(loss).items() if not key.startswith("_") and key != "training"}
 
 
 @pytest.mark.parametrize("keys", [True, False])

@@ -493,6 +493,7 @@ def test_weights_that_are_not_there_or_do_not_fit_are_refused(start: str, words:
         MMR | {"method": "mmr+at"},
         {"method": "i-per+at", "alpha": 0.15, "gamma": 0.5, "attack_steps": 2, "subsample": 3},
         {"method": "mtl-ibp", "mix": 0.5, "activation": "tanh"},
+        {"method": "mtl-kw", "mix": 0.5, "subsample": 5, "attack_steps": 1, "attack_step": 1.25},
     ],
     ids=lambda values: values["method"],
 )

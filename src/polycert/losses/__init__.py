@@ -6,7 +6,7 @@ from polycert.losses.extras import L1, Stability, Sum
 from polycert.losses.mmr import MMR
 from polycert.losses.per import PER
 from polycert.losses.plain import AT, Plain
-from polycert.losses.worst import IBP, KW, MTLIBP, CrownIBP
+from polycert.losses.worst import IBP, KW, MTLIBP, MTLKW, CrownIBP
 
 __all__ = [
     "AT",
@@ -15,6 +15,7 @@ __all__ = [
     "L1",
     "MMR",
     "MTLIBP",
+    "MTLKW",
     "PER",
     "CrownIBP",
     "Draws",

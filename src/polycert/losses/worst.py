@@ -1,4 +1,4 @@
-"""Losses on the worst case that bounds allow: KW, IBP, CROWN-IBP, and a mixture with the adversarial loss."""
+"""Losses on the worst case that bounds allow: KW, IBP, CROWN-IBP, and mixtures with the adversarial loss."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ class KW(WorstCase):
 
     def margins(self, graph: Graph, region: Region, y: Tensor) -> Tensor:
         """Of the first relaxation."""
-        run = passes(graph, region, self.method, self.relaxation)[0]
-        form, _ = margin_rows(graph, y)
-        return _lower(region, get_method(self.method).final(run, form, LOWER))
+        return _backward_margins(graph, region, y, self.method, self.relaxation)
 
 
 class IBP(WorstCase):
@@ -121,8 +119,8 @@ class CrownIBP(IBP):
         return self.beta * backward + (1 - self.beta) * _interval_margins(graph, run, y)
 
 
-class MTLIBP(IBP):
-    """A convex mixture of the adversarial and the IBP loss (in the manner of De Palma et al. 2024, MTL-IBP).
+class Mixture(WorstCase):
+    """A convex mixture of the adversarial loss and the worst case (in the manner of De Palma et al. 2024).
 
     Args:
         mix: weight of the worst case in [0, 1].
@@ -140,13 +138,35 @@ class MTLIBP(IBP):
     ) -> None:
         require(0 <= mix <= 1, "mix must be in [0, 1]", mix)
         check_attack(attack_steps, attack_step)
-        super().__init__(kappa=1 - mix, subsample=subsample)
-        self.attack_steps, self.attack_step = attack_steps, attack_step
+        super().__init__(subsample)
+        self.mix, self.attack_steps, self.attack_step = mix, attack_steps, attack_step
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """`(1 - mix) CE(x') + mix CE(worst case)`."""
         points = attacked(graph, region, y, draws, self.attack_steps, self.attack_step)
-        return self.kappa * clean(graph, points, y, draws) + (1 - self.kappa) * self.worst(graph, region, y, draws)
+        return (1 - self.mix) * clean(graph, points, y, draws) + self.mix * self.worst(graph, region, y, draws)
+
+
+class MTLIBP(Mixture):
+    """The mixture with the worst case of `IBP`: MTL-IBP."""
+
+    def margins(self, graph: Graph, region: Region, y: Tensor) -> Tensor:
+        """By intervals, as in `IBP`."""
+        return _interval_margins(graph, _interval_pass(graph, region), y)
+
+
+class MTLKW(Mixture):
+    """The mixture with the worst case of `KW`, whose bounds are tighter and dearer."""
+
+    def margins(self, graph: Graph, region: Region, y: Tensor) -> Tensor:
+        """By backward bounds with one slope, as in `KW`."""
+        return _backward_margins(graph, region, y, "crown", "parallel")
+
+
+def _backward_margins(graph: Graph, region: Region, y: Tensor, method: str, relaxation: str) -> Tensor:
+    run = passes(graph, region, method, relaxation)[0]
+    form, _ = margin_rows(graph, y)
+    return _lower(region, get_method(method).final(run, form, LOWER))
 
 
 def _interval_pass(graph: Graph, region: Region) -> Pass:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from polycert.losses import AT, IBP, KW, L1, MMR, MTLIBP, PER, CrownIBP, Plain, Stability, Sum
+from polycert.losses import AT, IBP, KW, L1, MMR, MTLIBP, MTLKW, PER, CrownIBP, Plain, Stability, Sum
 
 Values = Mapping[str, Any]
 
@@ -45,6 +45,7 @@ METHODS: dict[str, Method] = {
     "i-per": Method(_PER[0], _PER[1], _loss(PER, method="forward")),
     "i-per+at": Method(_PER[0], _PER[1] + ATTACK_KEYS, _loss(PER, method="forward", at=True)),
     "mtl-ibp": Method(("mix",), ("subsample", *ATTACK_KEYS), _loss(MTLIBP)),
+    "mtl-kw": Method(("mix",), ("subsample", *ATTACK_KEYS), _loss(MTLKW)),
 }
 OWN_KEYS = sorted({key for method in METHODS.values() for key in method.needs + method.takes})
 
