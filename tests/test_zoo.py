@@ -128,6 +128,7 @@ def test_the_command_lists_and_shows() -> None:
     listed = polycert("zoo")
     assert listed.exit_code == 0
     assert all(name in listed.stdout for name in pc.zoo.names())
+    assert "…" not in listed.stdout
     shown = polycert("zoo", "mnist-fc1-linf-fast-c-per")
     assert shown.exit_code == 0
     assert 'method = "c-per"' in shown.stdout

@@ -11,9 +11,9 @@ from polycert.cli.guard import BadUsage, tell, usage
 from polycert.cli.options import ZooOptions
 from polycert.cli.summary import show_record
 
+ENDLESS = 10_000  # characters
 FACTS = ("dataset", "architecture", "method", "norm", "eps")
-WIDTH = 140
-FIGURES = ("CTE", "PGD_strong", "CRE_Lin", "CRE_CROWN", "ACB_PEC")
+FIGURES = ("CTE", "PGD_strong", "CRE_Lin", "CRE_CROWN", "CRE_IBP", "ACB_PEC")
 
 
 def zoo_command(options: ZooOptions) -> None:
@@ -42,8 +42,9 @@ def _list() -> None:
         record = zoo.entry(name).record
         facts = [_text(record.get(fact)) for fact in FACTS]
         table.add_row(name, *facts, *(_text(record.get(figure)) for figure in FIGURES))
-    # A terminal that is too narrow wraps lines; rich would cut names off.
-    Console(highlight=False, width=max(Console().width, WIDTH)).print(table)
+    # A terminal that is too narrow wraps lines; rich would cut names and figures off.
+    needed = Console(width=ENDLESS).measure(table).maximum
+    Console(highlight=False, width=max(Console().width, needed)).print(table)
 
 
 def _text(value: object) -> str:

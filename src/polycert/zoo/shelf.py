@@ -38,7 +38,7 @@ class Entry:
     """A model's files: weights, recipe and record.
 
     Example:
-        >>> entry(names()[0]).record["dataset"]
+        >>> entry("mnist-fc1-linf-fast-c-per").record["dataset"]
         'mnist'
     """
 
