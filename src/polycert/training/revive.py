@@ -24,7 +24,7 @@ def revive(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: in
     """Make copies of living units of idle ones, layer by layer; how many.
 
     Args:
-        module: layers with weights and ReLUs between them; only pairs of layers of one kind are looked at.
+        module: layers with weights and ReLUs between them; a convolution may be flattened for a dense layer.
         x, ball: samples `[n, *input_shape]` and the set around each, where a unit is idle or is not.
         spread: how unevenly a unit and its copy share the weights that lead out, in relative terms; 0 leaves them
             equal for ever.
@@ -34,21 +34,27 @@ def revive(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: in
     revived = 0
     weighted = [(k, layer) for k, layer in enumerate(module) if isinstance(layer, Weighted)]
     for (k, layer), (_, following) in pairwise(weighted):
-        if type(layer) is not type(following) or layer.bias is None or following.bias is None:
+        if layer.bias is None or following.bias is None:
             continue
         lowest, highest = _range(nn.Sequential(*list(module)[: k + 1]), x, ball)
-        outgoing = following.weight.abs().sum([axis for axis in range(following.weight.dim()) if axis != 1])
-        effect = (highest - lowest) * outgoing
+        outgoing = _outgoing(following, len(lowest))
+        effect = (highest - lowest) * outgoing.abs().sum((0, 2))
         idle = effect <= IDLE * effect.max()
         if idle.all():
             continue
-        following.bias += _contribution(following, idle, (lowest + highest) / 2)
-        following.weight[:, idle] = 0
+        # What constant units add to the next layer's outputs; right but for the border of one with padding.
+        following.bias += outgoing.sum(2)[:, idle] @ ((lowest + highest) / 2)[idle]
+        outgoing[:, idle] = 0
         sources = _largest(layer.weight, ~idle)
         for position, unit in enumerate(idle.nonzero().flatten().tolist()):
-            _split(layer, following, sources[position % len(sources)], unit, spread, generator)
+            _split(layer, outgoing, sources[position % len(sources)], unit, spread, generator)
             revived += 1
     return revived
+
+
+def _outgoing(following: Weighted, units: int) -> Tensor:
+    """The weights that lead out of the units or channels before a layer, a view `[out, units, weights of each]`."""
+    return following.weight.view(len(following.weight), units, -1)
 
 
 def _range(part: nn.Sequential, x: Tensor, ball: Ball) -> tuple[Tensor, Tensor]:
@@ -64,20 +70,14 @@ def _largest(weight: Tensor, living: Tensor) -> list[int]:
     return [int(unit) for unit in size.argsort(descending=True)[: int(living.sum())]]
 
 
-def _contribution(following: Weighted, idle: Tensor, value: Tensor) -> Tensor:
-    """What constant units add to the next layer's outputs; right but for the border of one with padding."""
-    weight = following.weight.flatten(2).sum(2) if following.weight.dim() > 2 else following.weight
-    return weight[:, idle] @ value[idle]
-
-
 def _split(
-    layer: Weighted, following: Weighted, source: int, unit: int, spread: float, generator: torch.Generator
+    layer: Weighted, outgoing: Tensor, source: int, unit: int, spread: float, generator: torch.Generator
 ) -> None:
     """Make the unit a copy of the source, and let the two share what leads out of the source."""
     for tensor in layer.parameters():  # weight and bias
         tensor[unit] = tensor[source]
-    half = following.weight[:, source] / 2
+    half = outgoing[:, source] / 2
     # Shares of one sign add up to what they were in absolute value too, which is what intervals see.
     uneven = half * (spread * torch.randn(half.shape, generator=generator).to(half)).clamp(-1, 1)
-    following.weight[:, unit] = half + uneven
-    following.weight[:, source] = half - uneven
+    outgoing[:, unit] = half + uneven
+    outgoing[:, source] = half - uneven
