@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from polycert.graph import Graph, Node
 from polycert.memory import Chunk, chunks, row_width
 from polycert.relaxations import Relaxation
 from polycert.rounding import Rounding
-from polycert.rules import Activation, Interval, Linear, Lines
+from polycert.rules import Interval, Linear, Lines
 from polycert.sets import Region
 
 LOWER, UPPER = -1, 1
@@ -104,7 +104,7 @@ class Pass:
     def _find_reach(self, node: Node, index: int) -> Interval:
         if node.op is None:
             return self.region.box
-        if isinstance(node.op, Activation):
+        if index in self.graph.layout.curved:
             return self.lines(index).reach(self.interval(node.inputs[0]), self.rounding)
         return node.op.interval(*(self.reach(i) for i in node.inputs), rounding=self.rounding)
 
@@ -147,8 +147,8 @@ class Pass:
     def _find_size(self, node: Node, index: int) -> Tensor:
         if index in self.intervals or node.op is None:
             return self.interval(index).magnitude
-        if isinstance(node.op, Activation):
-            return node.op.peak(*self.interval(node.inputs[0]))
+        if index in self.graph.layout.curved:
+            return self.graph.activation(index).peak(*self.interval(node.inputs[0]))
         return node.op.magnitude(*(self.size(i) for i in node.inputs))
 
 
@@ -180,12 +180,21 @@ class Sums:
         if self.run.rounding is not None:
             self.slack = self.slack + _linear_slack(self.run, node, op, form)
 
-    def activation(self, form: Form, index: int) -> None:
-        """Rows over an activation: the lines' offsets, most of which are 0 where most units are straight."""
-        rows, (middle, half) = self.run.bends(index).met_by(form)
-        self.middle, self.spread = self.middle + rows.dot(middle), self.spread + rows.abs_dot(half)
+    def activation(self, form: Form, index: int, side: int) -> Form:
+        """Rows over an activation: the lines' offsets, most of which are 0 where most units are straight.
+
+        Gives the rows times the lines' slopes.
+        """
+        lines = self.run.lines(index)
+        rows, (values, sizes) = self.run.bends(index).met_by(form)
+        if lines.shared and rows is form:
+            scaled, middle, spread = form.relaxed(lines.lower_slope, values, sizes)
+        else:
+            scaled, (middle, spread) = _scaled(form, lines, side), rows.dots(values, sizes)
+        self.middle, self.spread = self.middle + middle, self.spread + spread
         if self.run.rounding is not None:
-            self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, self.run.lines(index), form))
+            self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, lines, form))
+        return scaled
 
 
 def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, keep: bool = False) -> Pulled:
@@ -213,16 +222,16 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
         if node.op is None or (index in curved and not through):
             forms[index] = here
         elif index in curved:
-            sums.activation(here, index)
+            scaled = sums.activation(here, index, side)
             if keep:
                 passed[index] = here
             sums.underflow(node.inputs[0], 1)
-            send(node.inputs[0], _scaled(here, run.lines(index), side))
+            send(node.inputs[0], scaled)
         else:
-            assert isinstance(node.op, Linear)
-            sums.linear(here, node, node.op)
-            for source, pulled in zip(node.inputs, node.op.pull(here), strict=True):
-                sums.underflow(source, node.op.backward_terms)
+            op = cast(Linear, node.op)
+            sums.linear(here, node, op)
+            for source, pulled in zip(node.inputs, op.pull(here), strict=True):
+                sums.underflow(source, op.backward_terms)
                 send(source, pulled)
     return Pulled(forms, sums.middle, sums.spread, sums.slack, passed)
 
@@ -304,7 +313,7 @@ def hidden_by_backward(run: Pass, index: int) -> Interval:
             found.append(_both_sides_of(part, index, chunk))
     if not found:
         return known
-    sample, unit, low, high = (torch.cat(column) for column in zip(*found, strict=True))
+    sample, unit, low, high = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
     lower, upper = (old.flatten(1).index_put((sample, unit), new) for old, new in zip(known, (low, high), strict=True))
     return Interval(lower.reshape(known.lower.shape), upper.reshape(known.upper.shape))
 

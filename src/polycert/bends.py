@@ -37,13 +37,22 @@ class Bends(NamedTuple):
         """Looked up once for all rows that pass the activation."""
         whole = Offsets(lines.middle, lines.half_gap)
         bent = ((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1)
-        count = int(bent.sum(1).max())
-        if count > FEW_UNITS * bent.shape[1]:
+        units = _few(bent)
+        if units is None:
             return Bends(whole, None)
-        units = bent.byte().topk(count, dim=1).indices
         return Bends(whole, Few(units, Offsets(*(part.flatten(1).gather(1, units) for part in whole))))
 
     def met_by(self, form: Form) -> tuple[Form, Offsets]:
         """The rows and the offsets to multiply: at the few units that have any, where those are cheap to pick."""
         picked = None if self.few is None else form.at(self.few.units)
         return (form, self.all) if self.few is None or picked is None else (picked, self.few.offsets)
+
+
+def _few(bent: Tensor) -> Tensor | None:
+    """The bent units of each sample and, where others have more, some that are not, `[batch, count]`; None if many."""
+    most = FEW_UNITS * bent.shape[1]
+    if bent.shape[0] == 1:
+        units = bent.squeeze(0).nonzero().T
+        return units if units.shape[1] <= most else None
+    count = int(bent.sum(1).max())
+    return bent.byte().topk(count, dim=1).indices if count <= most else None

@@ -105,7 +105,7 @@ def batch_size_for(
 def check_counts(**values: object) -> None:
     """Samples, bytes, threads: whole numbers from 1, or None where nothing was said."""
     for name, value in values.items():
-        whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+        whole = isinstance(value, (int, Integral)) and not isinstance(value, bool) and int(value) >= 1
         if value is not None and not whole:
             unit = " of bytes" if name == "memory" else ""
             raise PolycertError(f"{name} must be a whole number{unit} from 1, got {value!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -44,7 +44,8 @@ _FAST_TRANSFORMS = _Switch()
 @contextmanager
 def plain_products(device: torch.device) -> Iterator[None]:
     """Products as plain sums in the type of their operands: the error model knows no fast transforms, no autocast."""
-    with _FAST_TRANSFORMS.off(), torch.autocast(device.type, enabled=False):
+    mixed = torch.is_autocast_enabled(device.type)
+    with _FAST_TRANSFORMS.off(), torch.autocast(device.type, enabled=False) if mixed else nullcontext():
         yield
 
 

@@ -84,7 +84,7 @@ class Ball:
         region = Region(
             x.detach(),
             self.norm,
-            eps.expand(len(x)),
+            eps.expand(x.shape[0]),
             _side(self.low, shape, x, -1),
             _side(self.high, shape, x, 1),
             self.minimum,
@@ -115,7 +115,7 @@ class Region:
 
     def __getitem__(self, index: Tensor | slice) -> Region:
         """The same for some of the samples; sides of their own go with them."""
-        low, high = (side if side is None or len(side) == 1 else side[index] for side in (self.low, self.high))
+        low, high = (side if side is None or side.shape[0] == 1 else side[index] for side in (self.low, self.high))
         return replace(self, x=self.x[index], eps=self.eps[index], low=low, high=high)
 
     def to(self, dtype: torch.dtype) -> Region:
@@ -169,8 +169,7 @@ class Region:
         """
         relative = 0.0 if rounding is None else rounding.gamma(form.length)
         if math.isinf(self.norm):
-            centre, half = self._middle
-            return _around(form.dot(centre), form.abs_dot(half) * (1 + 2 * relative))
+            return _around(*form.dots(*self._middle), 1 + 2 * relative)
         form = form.inside()
         if joint or self.minimum == "joint" or (self.low is None and self.high is None):
             return self._joint(form, relative)
@@ -180,10 +179,10 @@ class Region:
             falling, rising = (drop * (1 + 2 * relative + exponents) for drop in self._open(form))
             ball, (centre, half) = (at_x - falling, at_x + rising), self._middle
         else:
-            ball, (centre, half) = _around(at_x, self._ball_alone(form) * (1 + 2 * relative)), self._outer
+            ball, (centre, half) = _around(at_x, self._ball_alone(form), 1 + 2 * relative), self._outer
         if bool(torch.isinf(half).any()):
             return ball
-        box = _around(form.dot(centre), form.abs_dot(half) * (1 + 2 * relative))
+        box = _around(*form.dots(centre, half), 1 + 2 * relative)
         return torch.maximum(ball[0], box[0]), torch.minimum(ball[1], box[1])
 
     def _ball_alone(self, form: Form) -> Tensor:
@@ -221,7 +220,7 @@ class Region:
         """The exact minimum and maximum over ball and box together."""
         at_x = form.dot(self.x)
         if self.low is None and self.high is None:
-            return _around(at_x, self._ball_alone(form) * (1 + 2 * relative))
+            return _around(at_x, self._ball_alone(form), 1 + 2 * relative)
         coef = form.coefficients()
         eps = self.radius.reshape(-1, *(1,) * (coef.dim() - 2))
         rooms = [form.align(room) for room in self.rooms()]
@@ -286,7 +285,7 @@ def _side(value: float | Array | None, shape: tuple[int, ...], like: Tensor, sig
     """One side of the box as `[1, *shape]`, rounded outward to the type of the inputs; `sign` -1 for the lower one."""
     if value is None:
         return None
-    if isinstance(value, Real):
+    if isinstance(value, (float, Real)):
         return like.new_full((), sign * number_up(sign * float(value), like.dtype)).expand(1, *shape)
     side = sign * round_up(sign * torch.as_tensor(value, dtype=torch.float64, device=like.device), like.dtype)
     try:
@@ -323,5 +322,7 @@ def _exponent_error(form: Form) -> float:
     return -2 * math.log(kind.tiny) * kind.eps
 
 
-def _around(middle: Tensor, spread: Tensor) -> Extremes:
-    return middle - spread, middle + spread
+def _around(middle: Tensor, spread: Tensor, widen: float) -> Extremes:
+    """`middle -+ widen spread`."""
+    wide = spread if widen == 1 else spread * widen
+    return middle - wide, middle + wide

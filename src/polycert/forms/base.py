@@ -79,6 +79,14 @@ class Form(ABC):
     def abs_dot(self, values: Tensor) -> Tensor:
         """The rows' absolute values applied to `values`: `[batch, rows]`."""
 
+    def dots(self, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """`dot(values)` and `abs_dot(sizes)`."""
+        return self.dot(values), self.abs_dot(sizes)
+
+    def relaxed(self, slope: Tensor, values: Tensor, sizes: Tensor) -> tuple[Form, Tensor, Tensor]:
+        """`scale(slope)`, `dot(values)` and `abs_dot(sizes)`: what rows meet at an activation with one slope."""
+        return self.scale(slope), *self.dots(values, sizes)
+
     @abstractmethod
     def scale(self, factor: Tensor) -> Form:
         """Every coefficient times `factor` `[batch or 1, *shape]`."""

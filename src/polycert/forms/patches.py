@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from polycert.forms.dense import Dense
@@ -33,6 +34,12 @@ class Patches(Windowed):
     def abs_dot(self, values: Tensor) -> Tensor:
         """As `dot` with absolute coefficients."""
         return self.collect(_grid_dot(self.coefficients().abs(), self._windows(values)))
+
+    def dots(self, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Looked up together."""
+        coef = self.coefficients()
+        beside, around = self._windows(torch.cat((values, sizes))).split(values.shape[0])
+        return self.collect(_grid_dot(coef, beside)), self.collect(_grid_dot(coef.abs(), around))
 
     def dense(self) -> Dense:
         """Scatter every window to its place."""

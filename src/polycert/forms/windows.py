@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -26,11 +26,17 @@ class Windows(Windowed):
 
     def align(self, values: Tensor) -> Tensor:
         """`[batch, rows, terms]`: each row's own window."""
-        windows = self.tiles(values).flatten(3).flatten(0, 2)  # of all points, so that each is a contiguous run
-        point = self._point
-        if values.shape[0] > 1:
-            first = torch.arange(values.shape[0], device=values.device) * (self.grid[0] * self.grid[1])
-            point = point + first.unsqueeze(1)
+        return self._aligned(values)[0]
+
+    def _aligned(self, *values: Tensor) -> Tensor:
+        """`align` of several values of one shape at once: `[values, batch, rows, terms]`."""
+        batch = values[0].shape[0]
+        stacked = values[0] if len(values) == 1 else torch.cat(values)
+        windows = self.tiles(stacked).flatten(3).flatten(0, 2)  # of all points, so that each is a contiguous run
+        point = self._point.expand(len(values), -1, -1)
+        if stacked.shape[0] > 1:
+            first = torch.arange(stacked.shape[0], device=stacked.device) * (self.grid[0] * self.grid[1])
+            point = point + first.reshape(len(values), batch, 1)
         found: Tensor = windows.index_select(0, point.flatten()).unflatten(0, point.shape)
         return found
 
@@ -50,6 +56,21 @@ class Windows(Windowed):
     def abs_dot(self, values: Tensor) -> Tensor:
         """As `dot` with absolute coefficients."""
         return (self.coefficients().abs() * self.align(values)).sum(2)
+
+    def dots(self, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Looked up together."""
+        return self._dots(*self._aligned(values, sizes))
+
+    def relaxed(self, slope: Tensor, values: Tensor, sizes: Tensor) -> tuple[Windows, Tensor, Tensor]:
+        """Looked up together."""
+        factor, beside, around = self._aligned(slope, values, sizes)
+        scaled = replace(self.with_coefficients(self.coefficients() * factor), masked=True)
+        return scaled, *self._dots(beside, around)
+
+    def _dots(self, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Of what is aligned."""
+        coef = self.coefficients()
+        return (coef * values).sum(2), (coef.abs() * sizes).sum(2)
 
     def dense(self) -> Dense:
         """Scatter every window to its place."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ EXACT = (
     ),
     *(f"aten.{name}." for name in ("to", "_to_copy", "ones_like", "zeros_like", "cat", "stack", "flip")),
 )
+Finder = Callable[[nn.Module], Tensor]
 SOFTMAX = ("aten.softmax.int", "aten.log_softmax.int", "aten._softmax.default", "aten._log_softmax.default")
 
 
@@ -132,8 +134,21 @@ class Captured(Network):
     @property
     def dtype(self) -> torch.dtype:
         """As the first parameter's."""
-        first = next(self.module.parameters(), None)
-        return self.default_dtype if first is None else first.dtype
+        return self._kind[0]
+
+    @property
+    def _kind(self) -> tuple[torch.dtype, torch.device]:
+        """Type and device of the first parameter."""
+        if self._first is None:
+            return self.default_dtype, self.default_device
+        first = self._first(self.module)
+        return first.dtype, first.device
+
+    @cached_property
+    def _first(self) -> Finder | None:
+        """How the first parameter is found in the module, if it has any."""
+        name = next(iter(self.program.graph_signature.parameters), None)
+        return None if name is None else attrgetter(name)
 
     @cached_property
     def _needed(self) -> set[fx.Node]:
@@ -149,9 +164,8 @@ class Captured(Network):
 
         A graph of the module's own tensors, the same as the last time, need not be built again.
         """
-        first = next(self.module.parameters(), None)
-        own, device = (self.default_dtype, self.default_device) if first is None else (first.dtype, first.device)
-        wanted, stored = dtype or own, dict(self._tensors())
+        own, device = self._kind
+        wanted, stored = dtype or own, self._tensors()
         if self._kept and self._kept[0].serves(stored, wanted, device):
             return self._kept[0].graph.fresh()
         tensors = {name: _as(tensor, wanted, device) for name, tensor in stored.items()}
@@ -236,15 +250,21 @@ class Captured(Network):
                 return self.module.get_submodule(names[argument.name].rpartition(".")[0])
         return self.module
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Placeholder name and tensor, for parameters, buffers and constants, as they are stored."""
+    def _tensors(self) -> dict[str, Tensor]:
+        """By placeholder: parameters, buffers and constants, as they are stored."""
+        return {placeholder: find(self.module) for placeholder, find in self._places.items()} | self._constants
+
+    @cached_property
+    def _places(self) -> dict[str, Finder]:
+        """By placeholder, how a parameter or buffer is found in the module."""
         signature = self.program.graph_signature
         named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        for placeholder, name in named.items():
-            owner, _, attribute = name.rpartition(".")
-            yield placeholder, getattr(self.module.get_submodule(owner), attribute)
-        for placeholder, name in signature.inputs_to_lifted_tensor_constants.items():
-            yield placeholder, self.program.constants[name]
+        return {placeholder: attrgetter(name) for placeholder, name in named.items()}
+
+    @cached_property
+    def _constants(self) -> dict[str, Tensor]:
+        lifted = self.program.graph_signature.inputs_to_lifted_tensor_constants
+        return {placeholder: self.program.constants[name] for placeholder, name in lifted.items()}
 
 
 def _as(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -107,9 +108,7 @@ class Graph:
 
     def activation(self, index: int) -> Activation:
         """The op of an activation node."""
-        op = self.nodes[index].op
-        assert isinstance(op, Activation)
-        return op
+        return cast(Activation, self.nodes[index].op)  # asking each time what it is would cost more than its use
 
     @cached_property
     def linear(self) -> dict[int, Linear]:

@@ -9,7 +9,7 @@ each size once.
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -122,12 +122,27 @@ def interleaved(weight: Tensor, geometry: Geometry) -> Tensor | None:
     """
     if geometry.stride == (1, 1):
         return None
-    kernel, (sh, sw) = dilated(weight.detach(), geometry.dilation), geometry.stride
+    order, gaps = _interleaving(tuple(weight.shape), geometry, weight.device)
+    entries = weight.detach().flatten()
+    return (F.pad(entries, (1, 0)) if gaps else entries).index_select(0, order.flatten()).view(order.shape)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)  # what is kept here serves those who take gradients, too
+def _interleaving(shape: Shape, geometry: Geometry, device: torch.device) -> tuple[Tensor, bool]:
+    """Where the entries of `interleaved` are found among the weights, and whether some are in no weight.
+
+    Those are 0, and all others then counted from 1. Found by moving numbers in place of weights, once for a shape.
+    """
+    numbered = torch.arange(1, math.prod(shape) + 1, device=device).reshape(shape)
+    kernel, (sh, sw) = dilated(numbered, geometry.dilation), geometry.stride
     per_group, kh, kw = kernel.shape[1:]
     th, tw = -(-kh // sh), -(-kw // sw)
     whole = F.pad(kernel, (0, tw * sw - kw, 0, th * sh - kh))
     whole = whole.reshape(geometry.groups, -1, per_group, th, sh, tw, sw).flip(3, 5)
-    return whole.permute(0, 2, 4, 6, 1, 3, 5).flatten(0, 3).contiguous()
+    order = whole.permute(0, 2, 4, 6, 1, 3, 5).flatten(0, 3).contiguous()
+    gaps = bool((order == 0).any())
+    return order if gaps else order - 1, gaps
 
 
 def dilated(weight: Tensor, dilation: Pair) -> Tensor:
