@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import polycert as pc
 from cases import CASES, Case, Fn, fresh, ready
-from polycert.envelope import envelopes
+from polycert.envelopes import envelopes
 from polycert.graph import Graph, Node
 from polycert.rules.affine import MatMul
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pickle
@@ -88,6 +89,20 @@ def assert_refused(result: Result, status: int, *words: str) -> None:
 def test_version() -> None:
     result = polycert("--version")
     assert (result.exit_code, result.stdout) == (0, f"polycert {pc.__version__}\n")
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, polycert.cli as cli; print('torch' in sys.modules, 'pandas' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "False"]
+
+
+def test_public_names_are_there_when_asked_for() -> None:
+    assert set(pc.__all__) <= set(dir(pc))
+    modules = {name for name in pc.__all__ if inspect.ismodule(getattr(pc, name))}
+    assert modules == {"data", "exact", "losses", "zoo"}
+    with pytest.raises(AttributeError):
+        pc.nothing_of_this_name  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import polycert as pc
-from polycert.envelope import Envelope
+from polycert.envelopes import Envelope
 from polycert.forms import Dense
 from solvers import norm_of
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from polycert import data
-from polycert.certify import certify
+from polycert.certification import certify
 from polycert.evaluation import evaluate
 from polycert.figures import digits, two_phases
 from polycert.graph import Network, capture

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from polycert.certify import certify
+from polycert.certification import certify
 from polycert.graph import Network
 from polycert.records import whole_file
 from polycert.sets import Ball

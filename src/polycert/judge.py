@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.envelope import Envelope, better, envelopes
+from polycert.envelopes import Envelope, better, envelopes
 from polycert.graph import Graph, Network
 from polycert.methods import get_method
 from polycert.precision import error_model, provable

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from polycert.certify import certify
+from polycert.certification import certify
 from polycert.cli import parsing
 from polycert.cli.guard import BadUsage, usage
 from polycert.cli.options import CertifyOptions, Proof, RadiusOptions

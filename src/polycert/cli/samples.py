@@ -18,7 +18,7 @@ from polycert import data
 from polycert.cli import parsing
 from polycert.cli.guard import BadUsage
 from polycert.cli.options import Task
-from polycert.envelope import classes_of
+from polycert.envelopes import classes_of
 from polycert.errors import PolycertError, reason
 from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels

@@ -22,7 +22,7 @@ from polycert.cli.options import AttackOptions, VerifyOptions
 from polycert.cli.samples import Job, plan, prepare
 from polycert.cli.slices import Advance, in_slices, progress_bar
 from polycert.cli.summary import Ended, about_set, clean_error, finish
-from polycert.envelope import classes_of
+from polycert.envelopes import classes_of
 from polycert.exact.milp import get_solver
 from polycert.exact.outcome import FALSIFIED, ROBUST, UNKNOWN, Decision
 from polycert.exact.question import Question, Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polycert.certify import certify
+from polycert.certification import certify
 from polycert.evaluation.task import Stage, Task
 from polycert.graph import Graph
 from polycert.methods import passes

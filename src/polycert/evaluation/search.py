@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from polycert.certify import certify
+from polycert.certification import certify
 from polycert.evaluation.bounds import Columns
 from polycert.evaluation.task import Stage, Task
 from polycert.judge import Judge

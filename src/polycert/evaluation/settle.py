@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polycert.envelope import classes_of
+from polycert.envelopes import classes_of
 from polycert.errors import PolycertError
 from polycert.evaluation.task import Stage, Task
 from polycert.exact.outcome import FALSIFIED, ROBUST, UNKNOWN

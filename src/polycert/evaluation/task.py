@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from polycert.envelope import classes_of
+from polycert.envelopes import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels

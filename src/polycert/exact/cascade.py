@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polycert.attacks import margin_of, strike
-from polycert.envelope import margin_rows
+from polycert.envelopes import margin_rows
 from polycert.exact.budget import Budget
 from polycert.exact.decide import settle
 from polycert.exact.hidden import Intervals, relax, tighter

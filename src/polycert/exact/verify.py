@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from polycert.envelope import classes_of
+from polycert.envelopes import classes_of
 from polycert.errors import PolycertError
 from polycert.exact.frozen import Frozen
 from polycert.exact.journal import Journal

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polycert.attacks import descend, over
-from polycert.envelope import classes_of
+from polycert.envelopes import classes_of
 from polycert.errors import PolycertError
 from polycert.geometry import power_norm
 from polycert.graph import Graph, Network

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polycert.backward import LOWER, Pass, pull
-from polycert.envelope import margin_rows
+from polycert.envelopes import margin_rows
 from polycert.errors import PolycertError
 from polycert.forms import Form, Identity
 from polycert.graph import Graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from polycert.envelope import Envelope, envelopes
+from polycert.envelopes import Envelope, envelopes
 from polycert.errors import PolycertError
 from polycert.graph import Graph
 from polycert.losses.base import (

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from torch import Tensor
 
 from polycert.backward import LOWER, Bound, Pass, final_by_backward
-from polycert.envelope import margin_rows
+from polycert.envelopes import margin_rows
 from polycert.graph import Graph
 from polycert.losses.base import (
     ATTACK_STEP,

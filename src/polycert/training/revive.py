@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from polycert.certify import bounds
+from polycert.certification import bounds
 from polycert.sets import Ball
 
 Weighted = nn.Linear | nn.Conv2d

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from polycert.attacks import descend, margin_of
-from polycert.certify import envelope
+from polycert.certification import envelope
 from polycert.graph import Graph, Network
 from polycert.sets import Ball
 

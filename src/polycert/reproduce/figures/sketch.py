@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from torch import nn
 
-from polycert.certify import envelope
+from polycert.certification import envelope
 from polycert.figures import LIN_COLOUR, STYLE, THIRD_COLOUR
 from polycert.graph import Network, capture
 from polycert.reproduce.figures.picture import Picture

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polycert.backward import extent
-from polycert.envelope import Envelope, classes_of
+from polycert.envelopes import Envelope, classes_of
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Form, Identity
 from polycert.graph import Graph, Network
