@@ -309,6 +309,19 @@ def test_other_recipes_are_shown_beside(records: Path) -> None:
     ]
 
 
+def test_methods_that_the_paper_has_not_come_after_its_own(records: Path) -> None:
+    put(records, "table1/mixed", **FC1, method="mtl-kw", CTE=1.5, training={"command": "polycert train mixed"})
+    table = TABLES["table1"](Store(records))
+    mixed = lines_of(table, "MTL-KW")
+    assert list(mixed) == ["ours, mixed"]
+    assert mixed["ours, mixed"]["CTE"] == Cell("1.50")
+    order = [line.method for line in table.lines if line.section == table.lines[0].section]
+    assert order[-1] == "MTL-KW"
+    assert not any("mixed" in note for note in table.notes)
+    assert not any("mtl" in item.what for item in table.missing)
+    assert lines_of(TABLES["trained"](Store(records)), "MTL-KW")["`polycert train mixed`"]["CTE"] == Cell("1.50")
+
+
 def test_both_halves_of_a_leaked_test_set(records: Path) -> None:
     table = TABLES["table1"](Store(records))
     found = lines_of(table, "C-PER+at")

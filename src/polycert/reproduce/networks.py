@@ -18,8 +18,8 @@ WHOLE = 10000  # samples of each test set of the paper
 
 
 def network_table(layout: Layout, store: Store) -> Table:
-    """Every row of the paper's table, in its order."""
-    rows = paper.printed(layout.name)
+    """Every row of the paper's table, in its order; after those of a setting, records of methods it has not."""
+    rows = paper.with_own_methods(paper.printed(layout.name))
     named = settings(setting for setting, _ in rows)
     corrected = paper.corrections(layout.name)
     released, folder = store.records(RELEASED).values(), store.records(layout.folders[0])
@@ -55,16 +55,17 @@ class _Row:
 
     def lines(self, corrected: paper.Figures, released: list[Record], variants: dict[str, Record]) -> Iterator[Line]:
         """The paper's figures first, then those of its own weights, ours, and those of other recipes for the same."""
-        yield self._line("paper", tuple(Cell(self.printed.get(figure, "")) for figure in self.layout.figures))
+        if self.printed:
+            yield self._line("paper", tuple(Cell(self.printed.get(figure, "")) for figure in self.layout.figures))
         if corrected:
             yield self._line("paper, corrected", tuple(Cell(corrected.get(f, "")) for f in self.layout.figures))
         for record in released:
             if any(cell.value for cell in self._cells(record)):
                 yield from self._of(record, "released network")
-        if self.own is None:
-            yield self._line("ours, missing", tuple(Cell() for _ in self.layout.figures))
-        else:
+        if self.own is not None:
             yield from self._of(self.own, "ours")
+        elif self.printed:
+            yield self._line("ours, missing", tuple(Cell() for _ in self.layout.figures))
         for name, record in variants.items():
             yield from self._of(record, f"ours, {name}")
 
@@ -91,7 +92,7 @@ class _Row:
 
     def _line(self, source: str, cells: tuple[Cell, ...]) -> Line:
         mark = " †" if self.method in paper.LEAKED else ""
-        return Line(self.setting.title, f"{paper.METHOD_NAMES[self.method]}{mark}", source, cells)
+        return Line(self.setting.title, f"{paper.method_name(self.method)}{mark}", source, cells)
 
     def _cells(self, figures: Figures) -> tuple[Cell, ...]:
         return tuple(self._cell(figure, figures) for figure in self.layout.figures)
@@ -108,7 +109,9 @@ class _Row:
     def missing(self) -> list[Missing]:
         """What makes the figures of ours that the paper has and we have not."""
         shown = [figure for figure in self.layout.figures if figure in self.printed]
-        if self.own is not None and all(value_of(self.own, figure) is not None for figure in shown):
+        if not self.printed or (
+            self.own is not None and all(value_of(self.own, figure) is not None for figure in shown)
+        ):
             return []
         # A record of the main table holds the search as well: one evaluation serves both.
         main = LAYOUTS[self.layout.folders[-1]]

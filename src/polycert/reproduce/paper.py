@@ -26,6 +26,8 @@ METHOD_NAMES = {
     "i-per": "I-PER",
     "i-per+at": "I-PER+at",
 }
+# Methods that the paper has not: shown where there is a record of one.
+OWN_METHODS = {"mtl-ibp": "MTL-IBP", "mtl-kw": "MTL-KW"}
 # The released training code of these let gradients of test images into the weights.
 LEAKED = ("c-per+at", "i-per+at")
 
@@ -40,6 +42,19 @@ def printed(table: str) -> dict[RowKey, Figures]:
     """The rows of a table in the paper's order: `(setting, method)` to the printed figures."""
     rows = lines(table)
     return {(row.pop("setting"), row.pop("method")): row for row in rows}
+
+
+def with_own_methods(rows: dict[RowKey, Figures]) -> dict[RowKey, Figures]:
+    """The same rows and, after those of each setting, one without figures for each method that the paper has not."""
+    names = dict.fromkeys(setting for setting, _ in rows)
+    own = {(name, method): Figures() for name in names for method in OWN_METHODS}
+    order = list(names)
+    return dict(sorted((rows | own).items(), key=lambda row: order.index(row[0][0])))  # keeps the order within
+
+
+def method_name(method: str) -> str:
+    """For people."""
+    return (METHOD_NAMES | OWN_METHODS)[method]
 
 
 def corrections(table: str) -> dict[RowKey, Figures]:

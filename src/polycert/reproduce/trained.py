@@ -27,13 +27,13 @@ def trained_table(store: Store) -> Table:
 
 def _lines(layout: Layout, store: Store) -> Iterator[Line]:
     records = store.records(layout.folders[0]).values()
-    rows = paper.printed(layout.name)
+    rows = paper.with_own_methods(paper.printed(layout.name))
     named = settings(setting for setting, _ in rows)
     for (name, method), printed in rows.items():
         for record in records:
             if record.training is not None and record.of(named[name], method):
                 cells = (*_course(record, record.training), *_figures(record, printed))
-                yield Line(named[name].title, paper.METHOD_NAMES[method], f"`{record.training.command}`", cells)
+                yield Line(named[name].title, paper.method_name(method), f"`{record.training.command}`", cells)
 
 
 def _course(record: Record, training: Training) -> Iterator[Cell]:
