@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from polycert.sets import Region
 # slack, and more through wider hidden bounds: 4.4 times its slack at most on 500 images of one released network. A
 # second chance only: too small a number costs certificates, never soundness.
 SECOND_LOOK = 5
+DISTANCE_NUMBERS = 2**18  # coefficients whose distances are found at a time: more would leave the cache
 
 
 class Verdict(NamedTuple):
@@ -56,12 +58,15 @@ def judge(env: Envelope, *, beyond: bool = False) -> Verdict:
 
 
 def _put_distances(distance: Tensor, env: Envelope, wanted: Tensor) -> Tensor:
-    """Distances `[batch, classes - 1]` with those of the wanted rows put in."""
+    """Distances `[batch, classes - 1]` with those of the wanted rows put in, a few rows at a time."""
     samples, rows = wanted.nonzero(as_tuple=True)
-    if len(samples) == 0:
+    if samples.numel() == 0:
         return distance
-    found = env.select(samples, rows).distances().squeeze(1).double()
-    return distance.index_put((samples, rows), found.nan_to_num(nan=0.0, posinf=torch.inf))
+    few = max(1, DISTANCE_NUMBERS // math.prod(env.slope.shape[2:]))
+    for some, of in zip(samples.split(few), rows.split(few), strict=True):
+        found = env.select(some, of).distances().squeeze(1).double()
+        distance = distance.index_put((some, of), found.nan_to_num(nan=0.0, posinf=torch.inf))
+    return distance
 
 
 def _nearest_beyond(distance: Tensor, env: Envelope, margins: Tensor, settled: Tensor) -> Tensor:
