@@ -268,6 +268,23 @@ def test_windows_hold_what_the_dense_form_holds(
     torch.testing.assert_close(some.abs_dot(values.abs()), expected, rtol=0, atol=tolerance * total)
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(drawn=conv_stacks(), samples=st.sampled_from([1, 2]))
+def test_what_rows_meet_at_an_activation_is_the_sum_of_its_parts(drawn: tuple[list[Conv2d], int], samples: int) -> None:
+    """One look at the values gives what one for each would, for samples of their own and for shared values."""
+    ops, seed = drawn
+    shape, like = ops[0].out_shape, torch.empty(0, dtype=F64)
+    factors = [random(2, *op.in_shape, seed=seed + 7) for op in ops]
+    index = torch.randint(math.prod(shape), (2, 4), generator=generator(seed))
+    slope, values, sizes = (random(samples, *ops[-1].in_shape, seed=seed + k) for k in (8, 9, 10))
+    for start in (Identity(shape, like), Selected(shape, like, index), Identity(shape, like).dense()):
+        form = pull_stack(ops, start, factors, split=False)
+        scaled, middle, spread = form.relaxed(slope, values, sizes.abs())
+        apart = form.scale(slope).dense().coef, form.dot(values), form.abs_dot(sizes.abs())
+        for mine, theirs in zip((scaled.dense().coef, middle, spread), apart, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("boxed", [False, True], ids=["ball", "box"])
 @pytest.mark.parametrize("norm", NORMS)
 @settings(max_examples=12, deadline=None, derandomize=True)
