@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -35,6 +34,7 @@ METHODS = [
 SLOW = {("CNN7", "crown"): 1, ("CNN7", "forward"): 1}  # largest batch: all units take a minute an image
 BATCHES = {"FC1": (1, 10, 20, 100), "MNIST CNN": (1, 10, 20, 100), "CIFAR CNN": (1, 10, 100)}
 GIGA = 1e9
+SHORT, LONG = 0.25, 20  # seconds
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,18 @@ class Row:
 
 
 def seconds(work: Callable[[], object], repeat: int = 4) -> float:
-    """CPU time of the fastest repetition, after one to warm up; a single one if that takes long."""
-    best = math.inf
-    for k in range(repeat + 1):
+    """CPU time of the fastest repetition, after one to warm up: of so many, and more of what is short; one if long."""
+    begin = time.process_time()
+    work()
+    first = time.process_time() - begin
+    if first > LONG:
+        return first
+    times = []
+    while len(times) < repeat or sum(times) < SHORT:
         begin = time.process_time()
         work()
-        spent = time.process_time() - begin
-        best = spent if k == 1 else min(best, spent) if k else best
-        if k == 0 and spent > 20:
-            return spent
-    return best
+        times.append(time.process_time() - begin)
+    return min(times)
 
 
 def sgemm_rate() -> float:

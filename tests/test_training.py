@@ -452,21 +452,43 @@ def test_idle_units_become_copies_that_change_nothing() -> None:
     module = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(54, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     with torch.no_grad():
         module[0].bias[[0, 2]] = -9.0  # off everywhere
+        module[2].bias += 1.0
+        module[2].bias[1] = -9.0  # the same of a channel that is flattened
         module[5].bias += 1.0
         module[5].weight[[1, 4]] = 0.0  # constant, at a bias that is on in one of them
         module[5].bias[[1, 4]] = torch.tensor([0.7, -0.7], dtype=torch.float64)
     x, ball = torch.rand(20, 1, 8, 8, dtype=torch.float64), pc.Ball(float("inf"), 0.05)
     before = module(x), pc.bounds(module, x, ball, method="ibp")
-    assert revive(module, x, ball, 0.3, seed=0) == 4
+    assert revive(module, x, ball, 0.3, seed=0) == 5
     after = module(x), pc.bounds(module, x, ball, method="ibp")
     torch.testing.assert_close(after[0], before[0])
     torch.testing.assert_close(after[1].lower, before[1].lower)
     torch.testing.assert_close(after[1].upper, before[1].upper)
     loss = module(x).square().sum()
     loss.backward()
-    for k, units in ((0, [0, 2]), (5, [1, 4])):
+    for k, units in ((0, [0, 2]), (2, [1]), (5, [1, 4])):
         assert (module[k].weight.grad[units].flatten(1).abs().amax(1) > 0).all()
     assert revive(module, x, ball, 0.3, seed=0) == 0
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        [nn.Conv2d(4, 4, 2, groups=2)],
+        [nn.BatchNorm2d(4), nn.Conv2d(4, 4, 2)],
+        [nn.Linear(6, 5)],
+        [nn.Flatten(), nn.BatchNorm1d(144), nn.Linear(144, 5)],
+    ],
+    ids=["groups", "norm", "lines", "flat norm"],
+)
+def test_idle_units_stay_where_others_stand_between(rest: list[nn.Module]) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), *rest).double().eval()
+    with torch.no_grad():
+        module[0].bias[:2] = -9.0
+    x = torch.rand(5, 1, 8, 8, dtype=torch.float64)
+    before = module(x)
+    assert revive(module, x, pc.Ball(float("inf"), 0.01), 0.3, seed=0) == 0
+    assert torch.equal(module(x), before)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polycert import __version__
 from polycert.evaluation.bounds import bound
 from polycert.evaluation.search import search
 from polycert.evaluation.strikes import attack_all, smallest
@@ -121,8 +122,6 @@ def _read(path: Path) -> Part:
 
 def _fingerprint(task: Task) -> str:
     """Of the network, the ball, the settings and the samples; not of how they are batched."""
-    from polycert import __version__  # here, as the package itself imports this module
-
     graph = task.network.bind()
     samples = (as_bytes(task.x), task.y.tolist(), task.index.tolist(), task.searched.tolist())
     return digest(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from polycert import __version__
 from polycert.evaluation.files import Evaluation, beside, check_record
 from polycert.evaluation.parameters import parameter_record
 from polycert.evaluation.parts import Part, Store, joined, slices
@@ -167,8 +168,6 @@ def _settled(task: Task, part: Part, exact: Exact, begin: int, journal: Path | N
 
 def make_record(task: Task, about: Mapping[str, Any], whole: Part, exact: Exact | None) -> dict[str, Any]:
     """The row: facts, figures, and how they were found."""
-    from polycert import __version__  # here, as the package itself imports this module
-
     settings, leak = task.settings, about.get("test_leak")
     facts = {**about, "norm": norm_text(task.ball.norm), "eps": task.eps}
     record: dict[str, Any] = {name: facts[name] for name in FACTS if facts.get(name) is not None}

@@ -80,7 +80,7 @@ class Form(ABC):
         """The rows' absolute values applied to `values`: `[batch, rows]`."""
 
     def dots(self, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """`dot(values)` and `abs_dot(sizes)`."""
+        """`dot(values)` and `abs_dot(sizes)`, both `[batch, *shape]` or both `[1, *shape]`."""
         return self.dot(values), self.abs_dot(sizes)
 
     def relaxed(self, slope: Tensor, values: Tensor, sizes: Tensor) -> tuple[Form, Tensor, Tensor]:

@@ -36,9 +36,11 @@ class Patches(Windowed):
         return self.collect(_grid_dot(self.coefficients().abs(), self._windows(values)))
 
     def dots(self, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Looked up together."""
+        """Looked up together for a single sample; of many, what is looked up at a time should not double."""
+        if values.shape[0] > 1:
+            return self.dot(values), self.abs_dot(sizes)
         coef = self.coefficients()
-        beside, around = self._windows(torch.cat((values, sizes))).split(values.shape[0])
+        beside, around = self._windows(torch.cat((values, sizes))).split(1)
         return self.collect(_grid_dot(coef, beside)), self.collect(_grid_dot(coef.abs(), around))
 
     def dense(self) -> Dense:

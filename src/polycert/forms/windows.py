@@ -58,11 +58,15 @@ class Windows(Windowed):
         return (self.coefficients().abs() * self.align(values)).sum(2)
 
     def dots(self, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Looked up together."""
+        """Looked up together for a single sample; of many, what is looked up at a time should not double."""
+        if values.shape[0] > 1:
+            return self.dot(values), self.abs_dot(sizes)
         return self._dots(*self._aligned(values, sizes))
 
     def relaxed(self, slope: Tensor, values: Tensor, sizes: Tensor) -> tuple[Windows, Tensor, Tensor]:
-        """Looked up together."""
+        """As `dots`."""
+        if values.shape[0] > 1:
+            return self.scale(slope), self.dot(values), self.abs_dot(sizes)
         factor, beside, around = self._aligned(slope, values, sizes)
         scaled = replace(self.with_coefficients(self.coefficients() * factor), masked=True)
         return scaled, *self._dots(beside, around)

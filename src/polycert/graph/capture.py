@@ -41,8 +41,9 @@ EXACT = (
     ),
     *(f"aten.{name}." for name in ("to", "_to_copy", "ones_like", "zeros_like", "cat", "stack", "flip")),
 )
-Finder = Callable[[nn.Module], Tensor]
 SOFTMAX = ("aten.softmax.int", "aten.log_softmax.int", "aten._softmax.default", "aten._log_softmax.default")
+
+Finder = Callable[[nn.Module], Tensor]
 
 
 def capture(model: nn.Module, input_shape: Shape) -> Network:
@@ -263,6 +264,7 @@ class Captured(Network):
 
     @cached_property
     def _constants(self) -> dict[str, Tensor]:
+        """By placeholder, numbers that are written in the program itself."""
         lifted = self.program.graph_signature.inputs_to_lifted_tensor_constants
         return {placeholder: self.program.constants[name] for placeholder, name in lifted.items()}
 

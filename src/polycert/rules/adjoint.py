@@ -122,24 +122,24 @@ def interleaved(weight: Tensor, geometry: Geometry) -> Tensor | None:
     """
     if geometry.stride == (1, 1):
         return None
-    order, gaps = _interleaving(tuple(weight.shape), geometry, weight.device)
+    order, gaps = _interleaving(tuple(weight.shape), geometry.stride, geometry.dilation, geometry.groups, weight.device)
     entries = weight.detach().flatten()
     return (F.pad(entries, (1, 0)) if gaps else entries).index_select(0, order.flatten()).view(order.shape)
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # what is kept here serves those who take gradients, too
-def _interleaving(shape: Shape, geometry: Geometry, device: torch.device) -> tuple[Tensor, bool]:
+def _interleaving(shape: Shape, stride: Pair, dilation: Pair, groups: int, device: torch.device) -> tuple[Tensor, bool]:
     """Where the entries of `interleaved` are found among the weights, and whether some are in no weight.
 
     Those are 0, and all others then counted from 1. Found by moving numbers in place of weights, once for a shape.
     """
-    numbered = torch.arange(1, math.prod(shape) + 1, device=device).reshape(shape)
-    kernel, (sh, sw) = dilated(numbered, geometry.dilation), geometry.stride
+    numbered = torch.arange(1, math.prod(shape) + 1, dtype=torch.int32, device=device).reshape(shape)
+    kernel, (sh, sw) = dilated(numbered, dilation), stride
     per_group, kh, kw = kernel.shape[1:]
     th, tw = -(-kh // sh), -(-kw // sw)
     whole = F.pad(kernel, (0, tw * sw - kw, 0, th * sh - kh))
-    whole = whole.reshape(geometry.groups, -1, per_group, th, sh, tw, sw).flip(3, 5)
+    whole = whole.reshape(groups, -1, per_group, th, sh, tw, sw).flip(3, 5)
     order = whole.permute(0, 2, 4, 6, 1, 3, 5).flatten(0, 3).contiguous()
     gaps = bool((order == 0).any())
     return order if gaps else order - 1, gaps

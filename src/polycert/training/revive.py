@@ -16,6 +16,12 @@ from polycert.certification import bounds
 from polycert.sets import Ball
 
 Weighted = nn.Linear | nn.Conv2d
+# What may stand between two layers besides ReLUs, so that all weights that lead out of a unit are found together.
+_JOINTS: dict[tuple[type, type], list[type]] = {
+    (nn.Linear, nn.Linear): [],
+    (nn.Conv2d, nn.Conv2d): [],
+    (nn.Conv2d, nn.Linear): [nn.Flatten],
+}
 IDLE = 0.01  # of the largest effect on the next layer: units with less are idle
 
 
@@ -24,7 +30,8 @@ def revive(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: in
     """Make copies of living units of idle ones, layer by layer; how many.
 
     Args:
-        module: layers with weights and ReLUs between them; a convolution may be flattened for a dense layer.
+        module: layers with weights; only pairs with nothing but ReLUs between them are looked at, and convolutions
+            whose channels are flattened for a dense layer.
         x, ball: samples `[n, *input_shape]` and the set around each, where a unit is idle or is not.
         spread: how unevenly a unit and its copy share the weights that lead out, in relative terms; 0 leaves them
             equal for ever.
@@ -33,8 +40,9 @@ def revive(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: in
     generator = torch.Generator().manual_seed(seed)
     revived = 0
     weighted = [(k, layer) for k, layer in enumerate(module) if isinstance(layer, Weighted)]
-    for (k, layer), (_, following) in pairwise(weighted):
-        if layer.bias is None or following.bias is None:
+    for (k, layer), (j, following) in pairwise(weighted):
+        between = [type(one) for one in list(module)[k + 1 : j] if not isinstance(one, nn.ReLU)]
+        if between != _JOINTS.get((type(layer), type(following))) or not _plain(layer) or not _plain(following):
             continue
         lowest, highest = _range(nn.Sequential(*list(module)[: k + 1]), x, ball)
         outgoing = _outgoing(following, len(lowest))
@@ -43,6 +51,7 @@ def revive(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: in
         if idle.all():
             continue
         # What constant units add to the next layer's outputs; right but for the border of one with padding.
+        assert following.bias is not None
         following.bias += outgoing.sum(2)[:, idle] @ ((lowest + highest) / 2)[idle]
         outgoing[:, idle] = 0
         sources = _largest(layer.weight, ~idle)
@@ -50,6 +59,11 @@ def revive(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: in
             _split(layer, outgoing, sources[position % len(sources)], unit, spread, generator)
             revived += 1
     return revived
+
+
+def _plain(layer: Weighted) -> bool:
+    """Whether every output sees every unit, and has a bias that takes up what is constant."""
+    return layer.bias is not None and (isinstance(layer, nn.Linear) or layer.groups == 1)
 
 
 def _outgoing(following: Weighted, units: int) -> Tensor:
