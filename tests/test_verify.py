@@ -136,6 +136,31 @@ def test_time_is_limited(net: pc.Network, x: Tensor) -> None:
     assert set(verdicts.stage) == {"total time"}
 
 
+@pytest.mark.parametrize("total", [math.inf, 1e6], ids=["each on its own", "a limit for all"])
+def test_where_all_share_a_limit_the_easy_ones_come_first(
+    net: pc.Network, x: Tensor, monkeypatch: pytest.MonkeyPatch, total: float
+) -> None:
+    """A sample that needs 10 seconds is left to a later round, and what was spent on it adds up."""
+    tried: list[tuple[int, float]] = []
+
+    def search(batch: cascade.Batch, k: int, most: float) -> Decision:
+        place, timeout = int(batch.open[k]), batch.question.settings.timeout
+        tried.append((int(batch.question.index[place]), timeout))
+        hard = tried[-1][0] in (0, 2)
+        status = "robust" if not hard or (tried[-1][0] == 0 and timeout > 10) else "unknown"
+        return Decision(status, "branch", proof="rigorous", evaluations=1, nodes=2, seconds=timeout)
+
+    monkeypatch.setattr(cascade, "STAGES", ())
+    monkeypatch.setattr(cascade, "_search", search)
+    verdicts = pc.verify(net, x[:4], None, BALL, timeout=20, total=total)
+    assert verdicts.status == ("robust", "robust", "unknown", "robust")
+    if math.isinf(total):
+        assert tried == [(k, 20) for k in range(4)]
+    else:
+        assert tried == [*((k, 4) for k in range(4)), (0, 16), (2, 16), (2, 20)]
+        assert [verdict.decision.nodes for verdict in verdicts.verdicts] == [4, 2, 6, 2]
+
+
 def test_the_total_time_ends_in_the_middle_of_a_batch(
     net: pc.Network, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

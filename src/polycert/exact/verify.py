@@ -17,8 +17,9 @@ from polycert.exact.journal import Journal
 from polycert.exact.milp import get_solver
 from polycert.exact.outcome import Decision
 from polycert.exact.question import Question, Settings
+from polycert.exact.rounds import in_rounds
 from polycert.exact.verdicts import Verdict, Verdicts
-from polycert.exact.workers import Answers, answers
+from polycert.exact.workers import Answers
 from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels, check_finite
 from polycert.memory import batch_size_for, check_counts
@@ -103,12 +104,12 @@ def decisions(
 ) -> Answers:
     """Decide all samples, in any order: pairs of position and decision, first those that the journal holds."""
     if journal is None:
-        yield from answers(question, torch.arange(len(question)), batch=batch, workers=workers, seconds=total)
+        yield from in_rounds(question, torch.arange(len(question)), batch=batch, workers=workers, seconds=total)
         return
     with Journal(Path(journal), question) as book:
         yield from book.known.items()
         left = torch.tensor([k for k in range(len(question)) if k not in book.known], dtype=torch.long)
-        for position, decision in answers(question, left, batch=batch, workers=workers, seconds=total):
+        for position, decision in in_rounds(question, left, batch=batch, workers=workers, seconds=total):
             book.append(position, decision)
             yield position, decision
 
