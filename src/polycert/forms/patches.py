@@ -38,7 +38,7 @@ class Patches(Windowed):
     def dots(self, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Looked up together for a single sample; of many, what is looked up at a time should not double."""
         if values.shape[0] > 1:
-            return self.dot(values), self.abs_dot(sizes)
+            return super().dots(values, sizes)
         coef = self.coefficients()
         beside, around = self._windows(torch.cat((values, sizes))).split(1)
         return self.collect(_grid_dot(coef, beside)), self.collect(_grid_dot(coef.abs(), around))

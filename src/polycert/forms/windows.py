@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from polycert.forms.base import Form
 from polycert.forms.dense import Dense
 from polycert.forms.windowed import Windowed, places
 
@@ -60,13 +61,13 @@ class Windows(Windowed):
     def dots(self, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Looked up together for a single sample; of many, what is looked up at a time should not double."""
         if values.shape[0] > 1:
-            return self.dot(values), self.abs_dot(sizes)
+            return super().dots(values, sizes)
         return self._dots(*self._aligned(values, sizes))
 
-    def relaxed(self, slope: Tensor, values: Tensor, sizes: Tensor) -> tuple[Windows, Tensor, Tensor]:
+    def relaxed(self, slope: Tensor, values: Tensor, sizes: Tensor) -> tuple[Form, Tensor, Tensor]:
         """As `dots`."""
         if values.shape[0] > 1:
-            return self.scale(slope), self.dot(values), self.abs_dot(sizes)
+            return super().relaxed(slope, values, sizes)
         factor, beside, around = self._aligned(slope, values, sizes)
         scaled = replace(self.with_coefficients(self.coefficients() * factor), masked=True)
         return scaled, *self._dots(beside, around)

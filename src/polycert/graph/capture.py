@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from polycert.forms import Shape
 from polycert.graph.core import Graph, Node, append, prune
 from polycert.graph.kept import Kept, keepable
 from polycert.graph.network import Network
+from polycert.graph.stored import Stored
 from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.recipe import Recipe
 
@@ -42,8 +42,6 @@ EXACT = (
     *(f"aten.{name}." for name in ("to", "_to_copy", "ones_like", "zeros_like", "cat", "stack", "flip")),
 )
 SOFTMAX = ("aten.softmax.int", "aten.log_softmax.int", "aten._softmax.default", "aten._log_softmax.default")
-
-Finder = Callable[[nn.Module], Tensor]
 
 
 def capture(model: nn.Module, input_shape: Shape) -> Network:
@@ -140,16 +138,12 @@ class Captured(Network):
     @property
     def _kind(self) -> tuple[torch.dtype, torch.device]:
         """Type and device of the first parameter."""
-        if self._first is None:
-            return self.default_dtype, self.default_device
-        first = self._first(self.module)
-        return first.dtype, first.device
+        return self._stored.kind(self.module) or (self.default_dtype, self.default_device)
 
     @cached_property
-    def _first(self) -> Finder | None:
-        """How the first parameter is found in the module, if it has any."""
-        name = next(iter(self.program.graph_signature.parameters), None)
-        return None if name is None else attrgetter(name)
+    def _stored(self) -> Stored:
+        """Where the program's tensors are."""
+        return Stored(self.program)
 
     @cached_property
     def _needed(self) -> set[fx.Node]:
@@ -166,7 +160,7 @@ class Captured(Network):
         A graph of the module's own tensors, the same as the last time, need not be built again.
         """
         own, device = self._kind
-        wanted, stored = dtype or own, self._tensors()
+        wanted, stored = dtype or own, self._stored.tensors(self.module)
         if self._kept and self._kept[0].serves(stored, wanted, device):
             return self._kept[0].graph.fresh()
         tensors = {name: _as(tensor, wanted, device) for name, tensor in stored.items()}
@@ -250,23 +244,6 @@ class Captured(Network):
             if argument.name in names:
                 return self.module.get_submodule(names[argument.name].rpartition(".")[0])
         return self.module
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """By placeholder: parameters, buffers and constants, as they are stored."""
-        return {placeholder: find(self.module) for placeholder, find in self._places.items()} | self._constants
-
-    @cached_property
-    def _places(self) -> dict[str, Finder]:
-        """By placeholder, how a parameter or buffer is found in the module."""
-        signature = self.program.graph_signature
-        named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        return {placeholder: attrgetter(name) for placeholder, name in named.items()}
-
-    @cached_property
-    def _constants(self) -> dict[str, Tensor]:
-        """By placeholder, numbers that are written in the program itself."""
-        lifted = self.program.graph_signature.inputs_to_lifted_tensor_constants
-        return {placeholder: self.program.constants[name] for placeholder, name in lifted.items()}
 
 
 def _as(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
