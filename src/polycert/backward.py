@@ -21,7 +21,7 @@ from polycert.forms import Form, Identity, Selected
 from polycert.graph import Graph, Node
 from polycert.memory import Chunk, chunks, row_width
 from polycert.relaxations import Relaxation
-from polycert.rounding import Rounding
+from polycert.rounding import Rounding, at_least, at_most
 from polycert.rules import Interval, Linear, Lines
 from polycert.sets import Region
 
@@ -76,7 +76,7 @@ class Pass:
     def interval(self, index: int) -> Interval:
         """Bounds of a node's value, by the method for hidden layers."""
         if index not in self.intervals:
-            self.intervals[index] = self.region.box if index == 0 else self.hidden(self, index)
+            self.intervals[index] = self.region.box if index == 0 else self.hidden(self, index).known
         return self.intervals[index]
 
     def lines(self, index: int) -> Lines:
@@ -98,7 +98,7 @@ class Pass:
         Cheap, and with one slope never tighter than the node's own rows pulled back over the same region.
         """
         if index not in self._reaches:
-            self._reaches[index] = self.intervals.get(index) or self._find_reach(self.graph.nodes[index], index)
+            self._reaches[index] = self.intervals.get(index) or self._find_reach(self.graph.nodes[index], index).known
         return self._reaches[index]
 
     def _find_reach(self, node: Node, index: int) -> Interval:
@@ -368,7 +368,7 @@ def extent(run: Pass, below: Bound, above: Bound, *, joint: bool = False) -> tup
     low, high = run.region.extremes(below.form, run.rounding, joint=joint)
     if above.form is not below.form:
         _, high = run.region.extremes(above.form, run.rounding, joint=joint)
-    return low + below.offset, high + above.offset
+    return at_least(low + below.offset), at_most(high + above.offset)
 
 
 def final_by_backward(run: Pass, form: Form, side: int) -> Bound:

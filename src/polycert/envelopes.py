@@ -16,7 +16,7 @@ from polycert.forms.products import rows_dot
 from polycert.geometry import dual_norm, least_norm
 from polycert.graph import Graph
 from polycert.methods import get_method, passes
-from polycert.rounding import Rounding
+from polycert.rounding import Rounding, at_least
 from polycert.sets import Region
 
 # A finite stand-in for "infinitely far" in signed distances, beyond any hinge.
@@ -45,7 +45,7 @@ class Envelope:
 
     def margins(self) -> Tensor:
         """Lower bounds of the margins over the whole region, `[batch, classes - 1]`; ball and box taken jointly."""
-        return self.region.extremes(Dense(self.slope), self.rounding, joint=True)[0] + self.offset
+        return at_least(self.region.extremes(Dense(self.slope), self.rounding, joint=True)[0] + self.offset)
 
     def values_at_x(self) -> Tensor:
         """Lower bounds of the margins at the sample itself, up to rounding, `[batch, classes - 1]`."""
@@ -83,13 +83,13 @@ class Envelope:
         dtype = self.slope.dtype if self.rounding is None else torch.float64
         region = self.region.to(dtype)
         coef = self.slope.flatten(2).to(dtype)
-        at_x = rows_dot(coef, region.x.flatten(1))
+        gap = at_least(rows_dot(coef, region.x.flatten(1)) + self.offset.to(dtype))
         rooms = region.box_rooms()
         if rooms is None:
-            return coef.abs(), None, None, at_x + self.offset.to(dtype)
+            return coef.abs(), None, None, gap
         widen = 1 if self.rounding is None else 1 + 1e-15
         down, up = (room.flatten(1).unsqueeze(1) * widen for room in rooms)
-        return coef.abs(), down, up, at_x + self.offset.to(dtype)
+        return coef.abs(), down, up, gap
 
     def select(self, samples: Tensor, rows: Tensor) -> Envelope:
         """Some rows, each as a sample of its own with one row (`samples` and `rows` are parallel indices)."""

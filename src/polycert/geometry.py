@@ -33,7 +33,6 @@ from polycert.gradients import apply
 
 MAX_STEPS = 40
 NEARLY_1 = 1.02  # up to here powers 1 / (p - 1) of weights may leave even the range of float64
-ENDLESS = 1e30
 
 
 def largest_drop(weight: Tensor, cap: Tensor | None, eps: Tensor, norm: float, relative: float = 0.0) -> Tensor:
@@ -87,15 +86,13 @@ class _LeastNorm(torch.autograd.Function):
         wanted, price = drop * (1 - 8 * relative), weight
         norms = _ratio(wanted, dual_norm(weight, norm))  # Lemma 1 is a bound as well
         if cap is not None:
-            # Nothing times an endless room is nothing; a norm up to this size moves no coordinate further anyway.
-            room = cap.clamp(max=ENDLESS)
             for prices in _prices(weight, cap, wanted, norm):
                 boxed = torch.minimum(prices.nan_to_num(nan=math.inf).clamp(min=0), weight)
-                paid = ((weight - boxed) * room).sum(-1) * (1 + 8 * relative)
+                paid = _full(weight, boxed, cap) * (1 + 8 * relative)
                 joint = _ratio(wanted - paid, dual_norm(boxed, norm))
                 price = torch.where((joint > norms)[..., None], boxed, price)
                 norms = torch.maximum(joint, norms)
-            missed = (weight * room).sum(-1) * (1 + 8 * relative) < wanted
+            missed = _full(weight, None, cap) * (1 + 8 * relative) < wanted
             norms = torch.where(missed, math.inf, norms)
         norms = torch.where(drop > 0, norms * (1 - 8 * relative), torch.zeros_like(norms))
         ctx.save_for_backward(weight, cap, price, norms, (drop > 0) & torch.isfinite(norms))

@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
     margin: Tensor  # float64
     nearest: Tensor
     distance: Tensor  # float64, to the envelope; infinite where it was not needed
-    unsettled: Tensor  # rounding alone stands between the sample and its certificate
+    unsettled: Tensor  # rounding or overflow alone stands between the sample and its certificate
 
 
 def judge(env: Envelope, *, beyond: bool = False) -> Verdict:
@@ -41,7 +41,7 @@ def judge(env: Envelope, *, beyond: bool = False) -> Verdict:
     `beyond`: also where it settles all rows of a sample, the distance to the nearest of them.
     """
     margins = env.margins()
-    open_rows = ~((margins > 0) & (margins < torch.inf))
+    open_rows = ~(margins > 0)
     eps = env.region.eps
     distance = _put_distances(torch.full_like(margins, torch.inf, dtype=torch.float64), env, open_rows)
     if beyond:
@@ -51,7 +51,7 @@ def judge(env: Envelope, *, beyond: bool = False) -> Verdict:
     margin, by_margin = margins.min(1)
     row = torch.where(certified, by_margin, by_distance)
     close = margins if env.slack is None else margins + SECOND_LOOK * env.slack
-    unsettled = ~certified & (close > 0).all(1)
+    unsettled = ~certified & ((close > 0) | ~torch.isfinite(margins)).all(1)
     nearest = env.classes.gather(1, row[:, None]).squeeze(1)
     radius = torch.minimum(nearest_distance, eps)
     return Verdict(radius, certified, margin.double(), nearest, nearest_distance, unsettled)

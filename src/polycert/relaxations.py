@@ -42,7 +42,7 @@ def _error(activation: Activation, slope: Tensor, given: Interval, rounding: Rou
     """What rounding and the library's functions may take from an offset."""
     if rounding is None:
         return None
-    return rounding.library(activation.peak(given.lower, given.upper) + slope.abs() * given.magnitude)
+    return rounding.library(activation.sizes(slope, given))
 
 
 RELAXATIONS: dict[str, Relaxation] = {"parallel": parallel, "adaptive": adaptive}

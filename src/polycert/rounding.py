@@ -53,6 +53,20 @@ class Rounding:
         return size * (4 * LIBRARY_ULPS * self.unit) + self.tiny
 
 
+def at_least(values: Tensor) -> Tensor:
+    """Computed lower bounds, those that say nothing made -inf: a sum that overflowed to +inf, and NaN.
+
+    Every bound of a hidden unit, of an output and of a margin passes here or through `at_most` before it is compared
+    with anything: nothing that is not finite is ever above a threshold.
+    """
+    return torch.where(values < torch.inf, values, -torch.inf)
+
+
+def at_most(values: Tensor) -> Tensor:
+    """The same for computed upper bounds."""
+    return torch.where(values > -torch.inf, values, torch.inf)
+
+
 def outward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """The next representable interval around `[lower, upper]`."""
     inf = torch.tensor(torch.inf, dtype=lower.dtype, device=lower.device)

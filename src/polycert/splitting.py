@@ -20,7 +20,7 @@ from polycert.backward import LOWER, Pass
 from polycert.forms import Dense
 from polycert.graph import Graph
 from polycert.methods import get_method, passes
-from polycert.rounding import Rounding
+from polycert.rounding import Rounding, at_least
 from polycert.rules import Interval
 from polycert.sets import Region
 
@@ -115,7 +115,7 @@ class Search:
         run.hidden = self._in_time(run.hidden)
         bound = get_method("crown").final(run, Dense(self.rows.coef.unsqueeze(0)), LOWER)
         offset = bound.offset + self.rows.constant
-        value = region.extremes(bound.form, self.rounding)[0] + offset
+        value = at_least(region.extremes(bound.form, self.rounding)[0] + offset)
         slope = bound.form.dense().coef.flatten(2)
         return Linear(slope.expand(len(boxes), -1, -1), offset, self._down(value))
 

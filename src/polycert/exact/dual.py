@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polycert.exact.reduction import Reduced
 from polycert.forms import Dense
-from polycert.rounding import Rounding
+from polycert.rounding import Rounding, at_least
 
 ON, OFF = 1, -1  # a unit held at z >= 0, or at z <= 0
 
@@ -62,7 +62,7 @@ def proved_bound(problem: Reduced, split: Tensor, nu: Tensor, weight: Tensor) ->
     slope = aim.direct + nu @ problem.units.direct
     units, rows = problem.slack
     slack = (nu.abs() @ units + weight @ rows) * 1.01
-    return value(problem, split, at, aim, slope, problem.rounding) - slack
+    return at_least(value(problem, split, at, aim, slope, problem.rounding) - slack)
 
 
 def value(

@@ -12,6 +12,7 @@ from polycert.forms import Form
 from polycert.graph import Graph
 from polycert.methods import get_method, passes
 from polycert.precision import error_model, plain_products
+from polycert.rounding import at_least
 from polycert.rules import Interval
 from polycert.sets import Region
 
@@ -32,15 +33,15 @@ def relax(graph: Graph, region: Region, form: Form, method: str, relaxation: str
     with torch.no_grad(), plain_products(graph.device):
         (run,) = passes(graph, region, method, relaxation, rounding)
         bound = get_method(method).final(run, form, LOWER)
-        low = region.extremes(bound.form, rounding, joint=True)[0] + bound.offset
+        low = at_least(region.extremes(bound.form, rounding, joint=True)[0] + bound.offset)
         found = {graph.nodes[k].inputs[0]: run.interval(graph.nodes[k].inputs[0]) for k in graph.activations}
-    return Relaxed(low.nan_to_num(nan=-torch.inf), found)
+    return Relaxed(low, found)
 
 
 def tighter(first: Intervals, second: Intervals) -> Intervals:
-    """The intersection of bounds; a NaN or infinite end never counts."""
+    """The intersection of bounds."""
     return {k: _meet(first[k], second[k]) for k in first}
 
 
 def _meet(first: Interval, second: Interval) -> Interval:
-    return Interval(torch.fmax(first.lower, second.lower), torch.fmin(first.upper, second.upper))
+    return Interval(torch.maximum(first.lower, second.lower), torch.minimum(first.upper, second.upper))

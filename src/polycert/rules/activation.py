@@ -212,7 +212,7 @@ class SShaped(Activation):
         with torch.no_grad():
             tiny = torch.finfo(slope.dtype).tiny
             t = self.tangent(slope.clamp(min=tiny, max=1))
-            touches = slope > tiny
+            touches = slope > 0
             # A touching point wrongly taken for inside only loosens; one wrongly left out would be unsound.
             margin = 1e-4 * (1 + t)
         value = self.core(t) - slope * t

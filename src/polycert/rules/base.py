@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polycert.forms import Differences, Form, Identity, Selected, Shape, Windowed
-from polycert.rounding import Rounding
+from polycert.rounding import Rounding, at_least, at_most
 
 if TYPE_CHECKING:
     from polycert.rules.recipe import Recipe
@@ -28,6 +28,11 @@ class Interval(NamedTuple):
     def magnitude(self) -> Tensor:
         """The largest absolute value inside."""
         return torch.maximum(self.lower.abs(), self.upper.abs())
+
+    @property
+    def known(self) -> Interval:
+        """The same with ends that say nothing moved outward: see `at_least`."""
+        return Interval(at_least(self.lower), at_most(self.upper))
 
 
 @cache
@@ -273,6 +278,10 @@ class Activation(Op):
     @abstractmethod
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """An upper bound of |f| on the interval."""
+
+    def sizes(self, slope: Tensor, given: Interval) -> Tensor:
+        """The sizes of the numbers that `extent` adds up: what its rounding is relative to."""
+        return self.peak(given.lower, given.upper) + slope.abs() * given.magnitude
 
     def settled(self, given: Interval) -> Tensor | None:
         """Where the function is straight on the interval, so that a tighter interval changes nothing; None: nowhere."""

@@ -1,7 +1,7 @@
 """Smooth activations beyond the S-shaped ones: convex functions, and the bumps of GELU and SiLU.
 
 All of them know their derivative. `extent` looks at the ends of the interval and at the points where the slope touches;
-such a point is never off by more than the derivative there times the bracket it was searched in, which is taken off.
+what such a point may have missed, the derivative there times how far the true one can be, is taken off.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Curve(Activation):
         bottom, top = self.extent(torch.zeros_like(lower), lower, upper)
         if rounding is None:
             return Interval(bottom, top)
-        error = rounding.library(self.peak(lower, upper))
+        error = rounding.library(self.sizes(torch.zeros_like(lower), inputs[0]))
         return Interval(bottom - error, top + error)
 
     def chord(self, lower: Tensor, upper: Tensor) -> Tensor:
@@ -68,13 +68,17 @@ class Curve(Activation):
         """The extent without a slope."""
         return self.extent(torch.zeros_like(lower), lower, upper).magnitude
 
+    def sizes(self, slope: Tensor, given: Interval) -> Tensor:
+        """Three times as large: the derivative at a touching point, times the width, is rounded as well."""
+        return 3 * super().sizes(slope, given)
+
 
 class Convex(Curve):
     """A convex function whose derivative can be inverted."""
 
     @abstractmethod
     def touching(self, slope: Tensor) -> Tensor:
-        """The point with `f'(z) = slope`; anything where there is none."""
+        """The point with `f'(z) = slope`, or on the side where it would be; any other point only loosens."""
 
     def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Largest at an end, least where the slope touches or at an end."""
@@ -82,12 +86,12 @@ class Convex(Curve):
         with torch.no_grad():
             found = self.touching(slope)
             inside = (found > lower) & (found < upper)
-            t = torch.where(inside, found, lower)
-            # By convexity the minimum is no lower than this below the value at t, wherever it really is.
-            missed = (self.slope(t) - slope).abs() * 1e-6 * (1 + t.abs())
-        ends = torch.minimum(first, second)
-        least = torch.where(inside, torch.minimum(self.value(t) - slope * t - missed, ends), ends)
-        return Interval(least, torch.maximum(first, second))
+            t = torch.where(inside, found, torch.where(found >= upper, upper, lower))
+            # The tangent at any t lies below a convex function: it falls by no more than this on the way to an end.
+            rise = self.slope(t) - slope
+            missed = torch.where(rise > 0, rise * (t - lower), -rise * (upper - t))
+        least = torch.where(inside, self.value(t) - slope * t, torch.where(found >= upper, second, first))
+        return Interval(least - missed, torch.maximum(first, second))
 
 
 class Exp(Convex):
@@ -103,7 +107,7 @@ class Exp(Convex):
 
     def touching(self, slope: Tensor) -> Tensor:
         """The logarithm."""
-        return slope.log().nan_to_num(nan=-math.inf)
+        return slope.clamp(min=0).log()
 
 
 class Softplus(Convex):
@@ -119,7 +123,7 @@ class Softplus(Convex):
 
     def touching(self, slope: Tensor) -> Tensor:
         """The logit."""
-        return (slope.log() - (1 - slope).log()).nan_to_num(nan=-math.inf)
+        return slope.clamp(0, 1).logit()
 
 
 class Square(Convex):
@@ -155,7 +159,7 @@ class Elu(Convex):
 
     def touching(self, slope: Tensor) -> Tensor:
         """The logarithm; slope 1 touches everywhere right of 0."""
-        return slope.log().nan_to_num(nan=-math.inf)
+        return slope.clamp(0, 1).log()
 
 
 class Reciprocal(Convex):
@@ -170,8 +174,8 @@ class Reciprocal(Convex):
         return -1 / z.clamp(min=1) ** 2
 
     def touching(self, slope: Tensor) -> Tensor:
-        """`1 / sqrt(-slope)`."""
-        return (-slope).clamp(min=1e-30).rsqrt()
+        """`1 / sqrt(-slope)`, endless where the slope is not negative."""
+        return (-slope).clamp(min=0).abs().rsqrt()  # of 0, not of -0, whose root is on the wrong side
 
     def chord(self, lower: Tensor, upper: Tensor) -> Tensor:
         """Over the part where values can lie."""
@@ -253,10 +257,11 @@ class TanhGelu(Bump):
         return math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
 
     def slope(self, z: Tensor) -> Tensor:
-        """Product and chain rule."""
-        gate = (2 * self._inner(z)).sigmoid()
+        """Product and chain rule; the gate's complement by itself, as a difference would cancel."""
+        twice = 2 * self._inner(z)
+        gate = twice.sigmoid()
         inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * z * z)
-        return gate + 2 * z * gate * (1 - gate) * inner
+        return gate + 2 * z * gate * (-twice).sigmoid() * inner
 
 
 class Silu(Bump):
@@ -270,9 +275,9 @@ class Silu(Bump):
         return z * z.sigmoid()
 
     def slope(self, z: Tensor) -> Tensor:
-        """Product rule."""
+        """Product rule; the gate's complement by itself, as a difference would cancel."""
         gate = z.sigmoid()
-        return gate * (1 + z * (1 - gate))
+        return gate * (1 + z * (-z).sigmoid())
 
 
 @rule("aten.exp.default", "aten.exp_.default")

@@ -1,0 +1,116 @@
+"""Ways to a false proof that were found from outside: each of these tests fails on the code before it was mended."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import polycert as pc
+from polycert.envelopes import Envelope
+from polycert.judge import judge
+from polycert.rounding import Rounding
+
+METHODS = ("ibp", "forward", "crown", "crown-ibp", "alpha-crown")
+
+
+class SoftmaxInside(nn.Module):
+    """`p / 6.3e-16 + (x + 1) / 2 - 0.7` with p the smaller of two probabilities, whose logits are 35 to 45 apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits, self.aside, self.last = nn.Linear(1, 2), nn.Linear(1, 2), nn.Linear(2, 2, bias=False)
+        with torch.no_grad():
+            self.logits.weight.copy_(torch.tensor([[0.0], [5.0]]))
+            self.logits.bias.copy_(torch.tensor([0.0, 40.0]))
+            self.aside.weight.copy_(torch.tensor([[0.5], [0.0]]))
+            self.aside.bias.copy_(torch.tensor([-0.2, 0.0]))
+            self.last.weight.copy_(torch.tensor([[1.586e15, 0.0], [0.0, 0.0]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two classes, the second at 0."""
+        found: Tensor = self.last(self.logits(x).softmax(1)) + self.aside(x)
+        return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_softmax_inside_with_logits_far_apart(method: str, dtype: torch.dtype) -> None:
+    """At x = -0.4 the margin is -0.35: no ball around -1 that reaches it is certified."""
+    net = SoftmaxInside().to(dtype)
+    x = torch.full((1, 1), -1.0, dtype=dtype)
+    assert float(net(x + 0.6).detach()[0, 0]) < -0.3
+    for relaxation in ("parallel",) if method == "forward" else ("parallel", "adaptive"):
+        found = pc.certify(net, x, torch.tensor([0]), pc.Ball(eps=2.0), method=method, relaxation=relaxation)
+        assert not bool(found.certified[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lines_around_a_reciprocal_of_huge_numbers(dtype: torch.dtype) -> None:
+    """The line below touches where it should, however small its slope is."""
+    from polycert.rules.curves import Reciprocal
+
+    lower, upper = torch.tensor([1e15], dtype=dtype), torch.tensor([1e20], dtype=dtype)
+    slope = -1 / (lower * upper)
+    least = Reciprocal((1,)).extent(slope, lower, upper).lower
+    points = torch.logspace(15, 20, 2001, dtype=torch.float64)
+    assert float(least) <= float((1 / points - slope.double() * points).min()) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_lines_around_tanh_over_a_huge_interval(dtype: torch.dtype) -> None:
+    """A chord whose slope is below the smallest normal number touches all the same."""
+    from polycert.rules.activation import Tanh
+
+    upper = torch.tensor([torch.finfo(dtype).max], dtype=dtype)
+    slope = 1 / upper
+    assert float(Tanh((1,)).extent(slope, torch.zeros_like(upper), upper).upper) > 0.99
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_an_offset_that_overflowed_certifies_nothing(dtype: torch.dtype, value: float) -> None:
+    """Partial sums of rows times bias may overflow to +inf though the sum is small, or negative."""
+    region = pc.Ball(eps=0.1).at(torch.zeros(1, 2, dtype=dtype))
+    slope, offset = torch.ones(1, 1, 2, dtype=dtype), torch.tensor([[value]], dtype=dtype)
+    slack = torch.full_like(offset, 1e-3)
+    env = Envelope(slope, offset, torch.ones(1, 1, dtype=torch.long), region, slack, Rounding(dtype, 8))
+    found = judge(env)
+    assert not bool(found.certified)
+    assert float(found.radius) == 0
+    assert bool(found.unsettled)  # float64 may know better
+
+
+@pytest.mark.parametrize("rigorous", [True, False])
+def test_bounds_that_overflow_are_endless(rigorous: bool) -> None:
+    """Whatever overflows on the way: no lower bound is +inf, no upper one -inf, none is NaN."""
+    top = torch.finfo(torch.float32).max
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for part in net.parameters():
+            signs = torch.randint(0, 2, part.shape, generator=generator) * 2.0 - 1
+            part.copy_(signs * top / (1 if part.dim() == 1 else 4))
+    network = pc.capture(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), (4,))
+    with torch.no_grad():
+        for own, new in zip(network.parameters(), net.parameters(), strict=True):
+            own.copy_(new)
+    for method in METHODS:
+        low, high = pc.bounds(network, torch.zeros(2, 4), pc.Ball(eps=1.0), method=method, rigorous=rigorous)
+        assert bool((low < math.inf).all())
+        assert bool((high > -math.inf).all())
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, 3.0, math.inf])
+def test_a_huge_eps_with_one_side_of_a_box(norm: float) -> None:
+    """The room in an open direction is endless, not 1e30."""
+    net = nn.Linear(2, 2)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1e-30, 0.0], [0.0, 0.0]]))
+        net.bias.copy_(torch.tensor([2.0, 0.0]))
+    x = torch.zeros(1, 2)
+    found = pc.certify(net, x, torch.tensor([0]), pc.Ball(norm, 1e31, high=1.0))
+    assert not bool(found.certified[0])
+    assert float(found.radius[0]) <= 2e30 * (1 + 1e-6)
