@@ -472,9 +472,10 @@ def test_the_mixed_integer_program_decides_alone(solver: str, norm: float) -> No
             clauses = torch.arange(spec.clauses)
             found = solve(problem, clauses, replay, Budget(60), SOLVERS[solver])
             expected = decide(net, region, spec, timeout=60)
-            assert found.status == expected.status
+            assert found.status == {"robust": "unknown"}.get(expected.status, expected.status)
+            assert (found.proof == "solver") == (found.status == "unknown")  # its word, and no proof
             met.add(found.status)
-    assert met == {"robust", "falsified"}
+    assert met == {"unknown", "falsified"}
 
 
 # --- counterexamples -----------------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
+from fractions import Fraction
 
 import pytest
 import torch
@@ -10,8 +13,19 @@ from torch import Tensor, nn
 
 import polycert as pc
 from polycert.envelopes import Envelope
+from polycert.exact import Decision, Specification, decide
+from polycert.exact.budget import Budget
+from polycert.exact.frozen import Frozen
+from polycert.exact.hidden import relax
+from polycert.exact.milp import by_highs, solve
+from polycert.exact.reduction import Reduced, reduce
+from polycert.exact.witness import Replay
+from polycert.forms import Dense
 from polycert.judge import judge
+from polycert.properties.linear import Constraint, Term
+from polycert.properties.spec import box_of
 from polycert.rounding import Rounding
+from polycert.sets import Region
 
 METHODS = ("ibp", "forward", "crown", "crown-ibp", "alpha-crown")
 
@@ -114,3 +128,74 @@ def test_a_huge_eps_with_one_side_of_a_box(norm: float) -> None:
     found = pc.certify(net, x, torch.tensor([0]), pc.Ball(norm, 1e31, high=1.0))
     assert not bool(found.certified[0])
     assert float(found.radius[0]) <= 2e30 * (1 + 1e-6)
+
+
+def _small(seed: int, hidden: tuple[int, ...]) -> pc.Network:
+    """A ReLU net with two inputs and two classes, all of its weights eighths."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (2, *hidden, 2)
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        layer = nn.Linear(before, after).double()
+        with torch.no_grad():
+            for part in layer.parameters():
+                part.copy_(torch.randint(-16, 17, part.shape, generator=generator) / 8)
+        layers += [layer, nn.ReLU()]
+    return pc.capture(nn.Sequential(*layers[:-1]), (2,))
+
+
+def _at_the_boundary(net: pc.Network, norm: float) -> Iterator[Decision]:
+    """Decisions at radii around the smallest one that fails, which a bisection finds."""
+    x = torch.zeros(1, 2, dtype=torch.float64)
+    spec = Specification.margins(int(net(x).argmax()), 2)
+
+    def at(eps: float) -> Decision:
+        return decide(net, pc.Ball(norm, eps).at(x), spec, timeout=5)
+
+    low, high = 0.0, 8.0
+    if at(high).status != "falsified":
+        return
+    while high - low > 1e-15 * high:
+        middle = (low + high) / 2
+        found = at(middle)
+        yield found
+        if found.status == "falsified":
+            high = middle
+        else:
+            low = middle
+        if middle in (low, high) and high == math.nextafter(low, math.inf):
+            break
+
+
+@pytest.mark.parametrize("norm", [2.0, math.inf])
+@pytest.mark.parametrize("hidden", [(4,), (4, 4)])
+def test_robust_is_always_a_proof(norm: float, hidden: tuple[int, ...]) -> None:
+    """At the very boundary leaves are too close to call: then a solver may believe, and nothing is proved by that."""
+    for seed in range(6):
+        for found in _at_the_boundary(_small(seed, hidden), norm):
+            assert (found.status == "robust") == (found.proof == "rigorous")
+            assert found.proof != "solver" or (found.status == "unknown" and found.trusting().status == "robust")
+
+
+def test_a_program_over_no_clause_proves_nothing() -> None:
+    """The mixed-integer program was asked about no clause, and said that all of them hold."""
+    net, x = _small(0, (4,)), torch.zeros(1, 2, dtype=torch.float64)
+    region, spec = pc.Ball(eps=1.0).at(x), Specification.margins(0, 2)
+    frozen = Frozen.of(net)
+    found = solve(_reduced(frozen, region, spec), torch.arange(0), Replay(frozen, region, spec), Budget(5), by_highs)
+    assert found.status == "unknown"
+
+
+def _reduced(frozen: Frozen, region: Region, spec: Specification) -> Reduced:
+    with torch.no_grad():
+        intervals = relax(frozen.double, region, Dense(spec.rows.unsqueeze(0)), "crown", "parallel").intervals
+        return reduce(frozen.double, region, intervals, spec)
+
+
+def test_inputs_with_one_decimal_as_both_bounds_are_points() -> None:
+    """0.1 is no double: its enclosure is one step wide, and yet it is not free."""
+    sides = [Constraint(Term({"X_0": Fraction(sign)}, Fraction(-sign, 10)), False) for sign in (1, -1)]
+    box = box_of(sides, 1, ())
+    assert box is not None
+    assert box.lower[0] < box.upper[0]
+    assert box.free == 0

@@ -163,6 +163,9 @@ class VerifyOptions(Task):
     timeout: Annotated[str, about_question(metavar="SECONDS", help="For each sample's search.")] = "60"
     total: Annotated[str, about_question(metavar="SECONDS", help="For all samples together.")] = "inf"
     solver: Annotated[str, about_question(metavar="NAME", help="Of the last stage: highs or scip.")] = "highs"
+    trust_solver: Annotated[
+        bool, about_question(help="Count as robust what only a solver believes, up to its tolerances.")
+    ] = False
     workers: Annotated[int | None, running(min=1, help="Processes of one thread each (default: one a core).")] = None
 
 

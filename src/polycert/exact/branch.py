@@ -9,7 +9,7 @@ is then tried, and the one whose lower half gains most is taken.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -43,8 +43,8 @@ class Search:
     seconds: float  # of the budget, for this search
     witness: Witness | None = None
     doubtful: Witness | None = None  # fails in float64, not in the network's own type
-    proof: str = RIGOROUS
-    stuck: bool = False  # at a leaf that is too close to call
+    believed: bool = False  # a leaf was too close for a proof, and the solver says that nothing fails there
+    stuck: set[int] = field(default_factory=set)  # clauses with a leaf that is too close to call
 
     def __post_init__(self) -> None:
         self.fast = self.problem.to(torch.float32)
@@ -59,20 +59,20 @@ class Search:
         most = self.budget.nodes + nodes
         while len(open_.nodes) and self.witness is None and self.budget.nodes < most and self._in_time:
             open_ = self._branch(open_)
-        self.open_clauses = open_.nodes.clause.unique()
-        return self._result("branch", done=not len(open_.nodes))
+        self.open_clauses = torch.tensor(sorted(self.stuck.union(open_.nodes.clause.tolist())), dtype=torch.long)
+        return self._result("branch", done=not len(self.open_clauses))
 
     @property
     def _in_time(self) -> bool:
         return self.budget.spent < self.seconds
 
     def _result(self, stage: str, *, done: bool) -> Result:
-        found = self.witness or (self.doubtful if self.stuck or not done else None)
+        found = self.witness or (None if done else self.doubtful)
         if found is not None:
             return Result(FALSIFIED, stage, found)
-        if done and not self.stuck:
-            return Result(ROBUST, stage, proof=self.proof)
-        return Result(UNKNOWN, stage)
+        if not done:
+            return Result(UNKNOWN, stage)
+        return Result(UNKNOWN, stage, proof=SOLVER) if self.believed else Result(ROBUST, stage, proof=RIGOROUS)
 
     def bound(self, nodes: Nodes, steps: int) -> Ascent:
         """Bound nodes, try their worst inputs, and leave out what is proved."""
@@ -158,8 +158,8 @@ class Search:
         if leaf is not None:
             self._believe(self.replay(leaf.inputs))
         if self.witness is None:
-            # Too close to call in float64: the solver's word is taken, and marked.
+            # Too close to call in float64: the solver's word is noted, and proves nothing.
             if leaf is not None and leaf.safe:
-                self.proof = SOLVER
+                self.believed = True
             else:
-                self.stuck = True
+                self.stuck.add(int(node.clause))

@@ -35,6 +35,7 @@ def decide(
     timeout: float,
     memory: int = 2**30,
     solver: str = "highs",
+    trust_solver: bool = False,
 ) -> Decision:
     """Decide whether every point of a set keeps a linear specification of the output.
 
@@ -47,11 +48,12 @@ def decide(
         timeout: seconds.
         memory: bytes that open nodes of the search may take.
         solver: of the mixed-integer program at the end: `highs` or `scip`.
+        trust_solver: call robust what only a solver believes, up to its tolerances; `proof` then says `solver`.
 
     Returns:
         A decision: `robust` means that the specification holds at every point (a proof), `falsified` that the witness
-        breaks it, checked by forward passes. Networks with other than piecewise linear activations get what the
-        bounds give, else `unknown`.
+        breaks it, checked by forward passes. What a solver alone believes is `unknown` with the proof `solver`.
+        Networks with other than piecewise linear activations get what the bounds give, else `unknown`.
 
     Example:
         >>> net = polycert.capture(torch.nn.Linear(2, 2), (2,))
@@ -76,7 +78,8 @@ def decide(
     intervals, settled = _relaxed(frozen, region, spec, budget)
     if bool(settled.all()):
         return close(Result(ROBUST, "bounds", proof=RIGOROUS), budget)
-    return settle(replay, intervals, spec.keep(~settled), budget, solver)
+    decision = settle(replay, intervals, spec.keep(~settled), budget, solver)
+    return decision.trusting() if trust_solver else decision
 
 
 def settle(
@@ -89,11 +92,11 @@ def settle(
         problem = reduce(replay.net.double, replay.region, intervals, spec)
         search = Search(problem, replay, budget, BRANCHING * budget.seconds)
         result = search.run(FIRST_NODES if len(problem.layers) > 1 else math.inf)
-        if result.status == UNKNOWN and len(problem.layers) > 1 and not budget.over:
+        if result.status == UNKNOWN and result.proof is None and len(problem.layers) > 1 and not budget.over:
             problem = refine(replace(problem, members=problem.members[search.open_clauses]), budget)
             search = Search(problem, replay, budget, BRANCHING * budget.seconds)
             result = search.run()
-        if result.status == UNKNOWN and not budget.over:
+        if result.status == UNKNOWN and result.proof is None and not budget.over:
             result = solve(problem, search.open_clauses, replay, budget, get_solver(solver))
         return close(result, budget)
 

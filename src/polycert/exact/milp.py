@@ -3,8 +3,8 @@
     min t over x in the region, h, d in {0, 1}   with   rows of the clause <= t <= 0,
     z = direct x + through h + offset,   h >= z,   h >= 0,   h <= z - lower (1 - d),   h <= upper d.
 
-A solution is replayed; if there is none, the clause holds, as far as the solver's tolerances go. Only the sign
-matters: the search stops as soon as t is clearly below 0.
+A solution is replayed; if there is none, the clause holds as far as the solver's tolerances go, which is no proof. Only
+the sign matters: the search stops as soon as t is clearly below 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from polycert.errors import PolycertError
 from polycert.exact.budget import Budget
 from polycert.exact.leaves import CUTS, tangent
-from polycert.exact.outcome import FALSIFIED, ROBUST, SOLVER, UNKNOWN, Result
+from polycert.exact.outcome import FALSIFIED, SOLVER, UNKNOWN, Result
 from polycert.exact.reduction import Reduced
 from polycert.exact.witness import Replay, Witness
 
@@ -160,7 +160,7 @@ def get_solver(name: str) -> Solver:
 
 
 def solve(problem: Reduced, clauses: Tensor, replay: Replay, budget: Budget, solver: Solver) -> Result:
-    """One open clause after another, until one fails or the time is up."""
+    """One open clause after another, until one fails or the time is up: a witness, or what the solver believes."""
     for done, clause in enumerate(clauses.tolist()):
         share = Budget(budget.left / (len(clauses) - done))
         witness, empty = _solve_clause(problem, clause, replay, share, solver)
@@ -168,7 +168,7 @@ def solve(problem: Reduced, clauses: Tensor, replay: Replay, budget: Budget, sol
             return Result(FALSIFIED, "milp", witness)
         if not empty:
             return Result(UNKNOWN, "milp")
-    return Result(ROBUST, "milp", proof=SOLVER)
+    return Result(UNKNOWN, "milp", proof=SOLVER)
 
 
 def _solve_clause(

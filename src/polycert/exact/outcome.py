@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from polycert.exact.witness import Witness
 
 ROBUST, FALSIFIED, UNKNOWN = "robust", "falsified", "unknown"
-RIGOROUS, SOLVER = "rigorous", "solver"  # what a proof rests on: all rounding covered, or a solver's tolerances
+# What an answer rests on: a proof with all rounding covered, or a solver's word, which holds up to its tolerances and
+# proves nothing.
+RIGOROUS, SOLVER = "rigorous", "solver"
 
 
 class Result(NamedTuple):
@@ -25,10 +27,10 @@ class Decision:
     """The answer for one input.
 
     Attributes:
-        status: `robust`, `falsified` or `unknown`.
+        status: `robust` (proved), `falsified` or `unknown`.
         stage: what decided, or for `unknown` where it ended.
         witness: for `falsified`, the counterexample.
-        proof: for `robust`, `rigorous` or `solver`.
+        proof: `rigorous` for `robust`; `solver` for `unknown` if a solver believes that nothing fails.
         evaluations: bounds evaluated, one for each node and step.
         nodes: of the search tree.
         seconds: spent on this input.
@@ -41,3 +43,7 @@ class Decision:
     evaluations: int = 0
     nodes: int = 0
     seconds: float = 0.0
+
+    def trusting(self) -> Decision:
+        """The same with a solver's word taken for a proof: `robust`, still marked by its `proof`."""
+        return replace(self, status=ROBUST) if self.proof == SOLVER else self

@@ -40,6 +40,7 @@ def verify(
     batch_size: int | None = None,
     memory: int = 2**30,
     solver: str = "highs",
+    trust_solver: bool = False,
     seed: int = 0,
     journal: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -59,6 +60,8 @@ def verify(
         batch_size: samples that go through the cheap stages together.
         memory: bytes that the open nodes of one search may take.
         solver: of the mixed-integer program at the end: `highs`, or `scip` if pyscipopt is installed.
+        trust_solver: call robust what only a solver believes, up to its tolerances (`proof` then says `solver`);
+            otherwise that is `unknown`.
         seed: of the attack.
         journal: a file to which decisions are appended as they come. If it is there already, what it decides is taken
             from it; undecided samples are tried again.
@@ -77,7 +80,7 @@ def verify(
     batch = batch_size_for(question.net.own, batch_size=batch_size)
     found: dict[int, Decision] = {}
     for position, decision in decisions(question, batch=batch, workers=workers, total=total, journal=journal):
-        found[position] = decision
+        found[position] = decision.trusting() if trust_solver else decision
         if progress is not None:
             progress(len(found), len(question))
     return collect(question, found)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polycert.exact import Specification
 from polycert.exact import decide as decide_exactly
-from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST
+from polycert.exact.outcome import FALSIFIED, ROBUST
 from polycert.graph import Network
 from polycert.properties.spec import Box, Clause
 from polycert.splitting import Boxes
@@ -23,7 +23,7 @@ def complete(network: Network, box: Box, clauses: list[Clause], seconds: float) 
         torch.cat([torch.full((len(c.rows),), k) for k, c in enumerate(clauses)]),
     )
     found = decide_exactly(network, Boxes(*sides).region(), spec, timeout=seconds)
-    if found.status == ROBUST and found.proof == RIGOROUS:
+    if found.status == ROBUST:
         return True, None
     witness = found.witness if found.status == FALSIFIED else None
     return False, None if witness is None else witness.input.reshape(1, *network.input_shape)

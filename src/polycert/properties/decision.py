@@ -109,7 +109,7 @@ class Job:
         return self.branch(box, open_clauses)
 
     def _few(self, box: Box) -> bool:
-        return int((box.upper > box.lower).sum()) <= FEW_INPUTS
+        return box.free <= FEW_INPUTS
 
     def attack(self, box: Box, clauses: tuple[Clause, ...] | list[Clause], *, tries: int, steps: int) -> Witness | None:
         """A witness by gradient descent, or None."""

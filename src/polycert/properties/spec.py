@@ -41,6 +41,11 @@ class Box:
     inner: tuple[np.ndarray, np.ndarray]
     clauses: tuple[Clause, ...]
 
+    @property
+    def free(self) -> int:
+        """How many inputs can take more than one value: a side of one decimal is a point, though no double holds it."""
+        return int((self.inner[1] > self.inner[0]).sum())
+
     def holds(self, x: np.ndarray, y: np.ndarray) -> bool:
         """Whether an input and its output are a witness."""
         inside = bool(((x >= self.inner[0]) & (x <= self.inner[1])).all())
