@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.graph import Graph
-from polycert.graph.onnx import Imported
+from polycert.graph.onnx import Imported, check_inside
 from polycert.precision import error_model, holds, plain_products, provable
 from polycert.properties.complete import complete
 from polycert.properties.search import Witness, confirmed, descend
@@ -49,6 +49,9 @@ def decide(network: Imported, asked: Property, *, timeout: float, seed: int = 0)
 
     `unsat` is a proof about the real-valued network with the stored weights, all rounding covered; `sat` comes with an
     input inside the box whose output, as onnxruntime computes it, fulfils a clause.
+
+    Raises:
+        PolycertError: if the property does not fit the network, or the network is not reproduced inside a box.
     """
     started = time.monotonic()
     sizes = torch.Size(network.input_shape).numel(), torch.Size(network.output_shape).numel()
@@ -92,6 +95,7 @@ class Job:
         if proof.computed:
             log.warning("weights are computed in the file, with rounding: nothing can be proved, only refuted")
             return self.give_up(box, list(box.clauses))
+        check_inside(self.network, self.network.replay, torch.from_numpy(box.lower), torch.from_numpy(box.upper))
         open_clauses = list(box.clauses)
         try:
             for graph, relaxation in self.stages(proof):

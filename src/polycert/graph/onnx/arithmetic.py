@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
-import torch
 
 from polycert.errors import PolycertError
 from polycert.graph.onnx.building import Building, Known, Value, inner
 from polycert.graph.onnx.entries import Inputs, constant, entry, floats, variable
-from polycert.graph.onnx.folding import axes_of, axis_of
-from polycert.graph.onnx.moving import permuted, shifted
+from polycert.graph.onnx.folding import axes_of, axis_of, common_shape, spread
+from polycert.graph.onnx.moving import permuted
 from polycert.graph.onnx.reading import Call, Shape, checked_shape
+from polycert.graph.onnx.scaling import lowered, raised, ratio, shifted
 from polycert.rules import Op
 from polycert.rules.activation import Tanh
-from polycert.rules.affine import Add, Elementwise, MatMul
+from polycert.rules.affine import Add, MatMul
 from polycert.rules.curves import Silu, Square
 from polycert.rules.maximum import larger
 from polycert.rules.products import bilinear, product
 from polycert.rules.recipe import Recipe
 from polycert.rules.reduction import reduction
-from polycert.rules.selection import NOTHING
 
 
 def _broadcast(b: Building, call: Call, inputs: Inputs) -> tuple[Known, Known, Shape]:
@@ -30,7 +30,7 @@ def _broadcast(b: Building, call: Call, inputs: Inputs) -> tuple[Known, Known, S
     first, second = inputs[0], inputs[1]
     if first is None or second is None:
         raise PolycertError(f"{call} lacks an input")
-    shape = checked_shape(np.broadcast_shapes(first.shape, second.shape), str(call))
+    shape = common_shape(call, first.shape, second.shape)
     wide = [b.expand(call, v, shape) if isinstance(v, Value) else v for v in (first, second)]
     return wide[0], wide[1], shape
 
@@ -44,7 +44,7 @@ def _add(b: Building, call: Call, inputs: Inputs) -> Value:
     if isinstance(first, Value):
         return shifted(b, call, first, None, sign * np.asarray(second))
     x = variable(call, second)
-    return shifted(b, call, x, None if sign > 0 else -1.0, first, exact=True)
+    return shifted(b, call, x, None if sign > 0 else -1.0, first)
 
 
 @entry("Sum")
@@ -57,7 +57,7 @@ def _sum(b: Building, call: Call, inputs: Inputs) -> Value:
 
 @entry("Neg")
 def _neg(b: Building, call: Call, inputs: Inputs) -> Value:
-    return shifted(b, call, variable(call, inputs[0]), -1.0, None, exact=True)
+    return shifted(b, call, variable(call, inputs[0]), -1.0, None)
 
 
 @entry("Mul")
@@ -66,7 +66,7 @@ def _mul(b: Building, call: Call, inputs: Inputs) -> Value:
     if isinstance(first, Value) and isinstance(second, Value):
         return b.put(call, _known_product(b, first, second), shape, *_operands(b, first, second))
     x, factor = (first, second) if isinstance(first, Value) else (variable(call, second), first)
-    return shifted(b, call, x, factor, None, exact=True)
+    return shifted(b, call, x, factor, None)
 
 
 def _known_product(b: Building, first: Value, second: Value) -> Op | Recipe:
@@ -94,26 +94,29 @@ def _operands(b: Building, first: Value, second: Value) -> list[Value]:
 
 @entry("Max", "Min")
 def _max(b: Building, call: Call, inputs: Inputs) -> Value:
-    """The largest or smallest of several operands; `min(a, b) = -max(-a, -b)`."""
-    sign = 1.0 if call.op == "Max" else -1.0
-    total = inputs[0]
-    for part in inputs[1:]:
-        if not isinstance(total, Value) and not isinstance(part, Value):
-            raise PolycertError(f"{call} compares constants among its operands: fold them first")
-        first, second, shape = _broadcast(b, call, [total, part])
-        recipe = Recipe(inner(shape), inner(shape))
-        larger(recipe, 0, 1)
-        sides = [_signed(b, call, first, sign, shape), _signed(b, call, second, sign, shape)]
-        total = _signed(b, call, b.put(call, recipe, shape, *sides), sign, shape)
-    return variable(call, total)
+    """The largest or smallest of several operands: of the values in turn, then of that and the constants."""
+    values = [operand for operand in inputs if isinstance(operand, Value)]
+    constants = [operand for operand in inputs if isinstance(operand, np.ndarray)]
+    shape = common_shape(call, *(value.shape for value in values), *(array.shape for array in constants))
+    total, *others = (b.expand(call, value, shape) for value in values)
+    for other in others:
+        total = _larger(b, call, total, other) if call.op == "Max" else _smaller(b, call, total, other)
+    if not constants:
+        return total
+    extreme, limit = (np.maximum, raised) if call.op == "Max" else (np.minimum, lowered)
+    return limit(b, call, total, spread(call, reduce(extreme, constants), shape))
 
 
-def _signed(b: Building, call: Call, operand: Known, sign: float, shape: Shape) -> Value:
-    """An operand times a sign; a constant becomes a node of its own."""
-    if isinstance(operand, Value):
-        return operand if sign > 0 else shifted(b, call, operand, -1.0, None, exact=True)
-    zeros = b.pick(call, Value(0, b.program.input_shape), torch.full(shape, NOTHING))
-    return shifted(b, call, zeros, None, sign * np.asarray(operand))
+def _larger(b: Building, call: Call, first: Value, second: Value) -> Value:
+    recipe = Recipe(inner(first.shape), inner(first.shape))
+    larger(recipe, 0, 1)
+    return b.put(call, recipe, first.shape, first, second)
+
+
+def _smaller(b: Building, call: Call, first: Value, second: Value) -> Value:
+    """`min(a, b) = -max(-a, -b)`."""
+    sides = [shifted(b, call, side, -1.0, None) for side in (first, second)]
+    return shifted(b, call, _larger(b, call, *sides), -1.0, None)
 
 
 @entry("Div")
@@ -124,11 +127,12 @@ def _div(b: Building, call: Call, inputs: Inputs) -> Value:
     divisor = np.asarray(second, dtype=np.float64)
     if (divisor == 0).any():
         raise PolycertError(f"{call} divides by zero")
-    return shifted(b, call, variable(call, first), 1 / divisor, None)
+    return shifted(b, call, variable(call, first), ratio(call, 1.0, divisor), None, stored=False)
 
 
 @entry("Gemm")
 def _gemm(b: Building, call: Call, inputs: Inputs) -> Value:
+    """`alpha x B + beta C`, C broadcast to the product."""
     x, weight, offset = variable(call, inputs[0]), floats(call, inputs, 1), constant(call, inputs, 2)
     if len(x.shape) != 2 or weight.ndim != 2:
         raise PolycertError(f"{call} multiplies tensors of {len(x.shape)} and {weight.ndim} axes, not matrices")
@@ -136,19 +140,16 @@ def _gemm(b: Building, call: Call, inputs: Inputs) -> Value:
         x = permuted(b, call, x, [1, 0])
     matrix = weight if call.get("transB", 0) else weight.T
     shape = (x.shape[0], matrix.shape[0])
-    matrix = _scaled(b, call, matrix, call.get("alpha", 1.0))
-    if offset is None:
-        return _product(b, call, x, matrix, shape)
-    offset = _scaled(b, call, offset, call.get("beta", 1.0))
-    if offset.size == shape[1]:
-        return _product(b, call, x, matrix, shape, offset)
-    return shifted(b, call, _product(b, call, x, matrix, shape), None, offset)
-
-
-def _scaled(b: Building, call: Call, array: np.ndarray, factor: float) -> np.ndarray:
-    if math.frexp(factor)[0] != 0.5:  # other than a power of 2 rounds
-        b.computed.append(call.name or call.outputs[0])
-    return np.asarray(array * np.asarray(factor, dtype=array.dtype))
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    wide = None if offset is None else spread(call, offset, shape)
+    if wide is not None and alpha == beta == 1 and (wide == wide[:1]).all():
+        return _product(b, call, x, matrix, shape, wide[0])
+    made = _product(b, call, x, matrix, shape)
+    scale = None if alpha == 1 else alpha
+    if wide is None or beta == 1:
+        return made if scale is None and wide is None else shifted(b, call, made, scale, wide)
+    shift = beta * wide.astype(np.float64)
+    return shifted(b, call, made, scale, shift, parts=np.abs(shift))
 
 
 def _product(
@@ -158,8 +159,8 @@ def _product(
     if x.shape[-1] != matrix.shape[1]:
         raise PolycertError(f"{call} multiplies {list(x.shape)} by a matrix of shape {list(matrix.T.shape)}")
     source = b.nodes[x.index].shape
-    shift = None if offset is None else b.tensor(offset).reshape(-1)
-    op = MatMul(b.tensor(matrix), shift, source, (*source[:-1], matrix.shape[0]))
+    shift = None if offset is None else b.tensor(call, offset)
+    op = MatMul(b.tensor(call, matrix), shift, source, (*source[:-1], matrix.shape[0]))
     return b.reshape(call, b.put(call, op, shape, x), shape)
 
 
@@ -171,7 +172,7 @@ def _matmul(b: Building, call: Call, inputs: Inputs) -> Value:
     if isinstance(first, Value):
         matrix = floats(call, inputs, 1)
         if matrix.ndim == 1:
-            return _product(b, call, first, matrix[None], first.shape[:-1] or (1,))
+            return _product(b, call, first, matrix[None], first.shape[:-1])
         if matrix.ndim != 2:
             raise PolycertError(f"{call} multiplies by a constant of {matrix.ndim} axes: only matrices are supported")
         return _product(b, call, first, matrix.T, (*first.shape[:-1], matrix.shape[1]))
@@ -190,7 +191,7 @@ def _matmul(b: Building, call: Call, inputs: Inputs) -> Value:
 def _bilinear(b: Building, call: Call, first: Value, second: Value) -> Value:
     if len(first.shape) < 2 or len(second.shape) < 2 or first.shape[-1] != second.shape[-2]:
         raise PolycertError(f"{call} multiplies shapes {list(first.shape)} and {list(second.shape)} that do not fit")
-    outer = np.broadcast_shapes(first.shape[:-2], second.shape[:-2])
+    outer = common_shape(call, first.shape[:-2], second.shape[:-2])
     left = b.expand(call, first, (*outer, *first.shape[-2:]))
     right = b.expand(call, second, (*outer, *second.shape[-2:]))
     shape = (*outer, first.shape[-2], second.shape[-1])
@@ -202,24 +203,20 @@ def _bilinear(b: Building, call: Call, first: Value, second: Value) -> Value:
 
 @entry("BatchNormalization")
 def _batch_norm(b: Building, call: Call, inputs: Inputs) -> Value:
+    """`scale (x - mean) / sqrt(variance + epsilon) + bias`, the statistics along the second axis."""
     x = variable(call, inputs[0])
-    if call.get("training_mode", 0):
+    if call.get("training_mode", 0) or (b.opset < 14 and len(call.outputs) > 1):
         raise PolycertError(f"{call} is in training mode: export the model in evaluation mode")
-    scale, bias, mean, variance = (b.tensor(floats(call, inputs, k)).reshape(-1) for k in range(1, 5))
-    shape = b.nodes[x.index].shape
-    channels = x.shape[1] if len(x.shape) > 1 else x.shape[0]
-    if len(x.shape) < 2 or any(len(part) != channels for part in (scale, bias, mean, variance)):
-        raise PolycertError(f"{call} has statistics that do not fit {channels} channels")
-    factor = scale * torch.rsqrt(variance + float(call.get("epsilon", 1e-5)))
-
-    def rows(values: torch.Tensor) -> torch.Tensor:
-        spread = values.reshape(1, -1, *(1,) * (len(x.shape) - 2))
-        return spread.expand(x.shape).reshape(1, *shape)
-
+    statistics = [floats(call, inputs, k).astype(np.float64) for k in range(1, 5)]
+    if len(x.shape) < 2 or any(part.shape != x.shape[1:2] for part in statistics):
+        raise PolycertError(f"{call} has statistics that do not fit the channels of shape {list(x.shape)}")
+    scale, bias, mean, variance = (part.reshape(-1, *(1,) * (len(x.shape) - 2)) for part in statistics)
+    spreads = variance + call.number("epsilon", 1e-5)
+    if not (spreads > 0).all():
+        raise PolycertError(f"{call} has a variance that is not positive")
+    factor = ratio(call, scale, np.sqrt(spreads))
     moved = mean * factor
-    parts = 2 * (bias.abs() + moved.abs())
-    op = Elementwise(rows(factor), rows(bias - moved), shape, shift_magnitude=rows(parts))
-    return b.put(call, op, x.shape, x)
+    return shifted(b, call, x, factor, bias - moved, stored=False, parts=np.abs(bias) + np.abs(moved))
 
 
 @entry("ReduceMean", "ReduceSum")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.graph.core import Node, append
-from polycert.graph.onnx.folding import ARITHMETIC, FLOAT_TYPES, FOLDS, constant_of
+from polycert.graph.onnx.folding import ARITHMETIC, FLOAT_TYPES, FOLDS, constant_of, spread
 from polycert.graph.onnx.reading import Call, Program, Shape, checked_shape
 from polycert.rules import Op
 from polycert.rules.recipe import Recipe
@@ -59,15 +59,27 @@ class Building:
         """Version of the operators' definitions."""
         return self.program.opset
 
-    def tensor(self, array: Any) -> Tensor:
-        """A constant in the graph's type."""
-        return torch.from_numpy(np.array(array, dtype=np.float64)).to(self.like)
+    def tensor(self, call: Call, array: Any) -> Tensor:
+        """A constant of the file in the graph's type; nothing is proved with one that this type does not hold."""
+        found = self.rounded(call, array)
+        if not np.array_equal(found.double().cpu(), array):
+            self.computed.append(call.label)
+        return found
+
+    def rounded(self, call: Call, array: Any) -> Tensor:
+        """Finite numbers in the graph's type, for those whose rounding the op covers."""
+        found = torch.from_numpy(np.array(array, dtype=np.float64)).to(self.like)
+        if not bool(torch.isfinite(found).all()):
+            raise PolycertError(f"{call} has a constant that is not a finite number in {self.like.dtype}")
+        return found
 
     def put(self, call: Call, made: Op | Recipe, shape: Shape, *sources: Value | int) -> Value:
         """Append an op over these nodes; `shape` is the result's in the file."""
+        if 0 in shape:
+            raise PolycertError(f"{call} has an empty result, of shape {list(shape)}")
         before = len(self.nodes)
         places = tuple(s.index if isinstance(s, Value) else s for s in sources)
-        result = append(self.nodes, call.name or call.outputs[0], made, places)[0]
+        result = append(self.nodes, call.label, made, places)[0]
         for node in self.nodes[before:]:
             self.spend(call, node.shape)
         return Value(result, shape)
@@ -97,7 +109,8 @@ class Building:
         """The value broadcast to a larger shape."""
         if value.shape == shape:
             return value
-        return self.pick(call, value, self.places(value).expand(checked_shape(shape, str(call))))
+        places = spread(call, self.places(value).cpu().numpy(), shape)
+        return self.pick(call, value, torch.from_numpy(places.copy()).to(self.like.device))
 
 
 def build(program: Program, like: Tensor) -> tuple[list[Node], int, tuple[str, ...]]:
@@ -109,9 +122,11 @@ def build(program: Program, like: Tensor) -> tuple[list[Node], int, tuple[str, .
     known: dict[str, Known] = {"": None, program.input_name: Value(0, program.input_shape), **program.tensors}
     _refuse_unknown(program, {*TABLE, *FOLDS, "Constant", "Shape", "Size"})
     for call in program.calls:
-        inputs = [known[name] for name in call.inputs]
-        results = _run(building, call, inputs)
-        known.update(zip(call.outputs, results, strict=False))
+        missing = [name for name in call.inputs if name not in known]
+        if missing:
+            raise PolycertError(f"{call} uses {missing[0]!r}, an output that no rule computes")
+        results = _run(building, call, [known[name] for name in call.inputs])
+        known.update((name, value) for name, value in zip(call.outputs, results, strict=False) if name)
     result = known.get(program.output_name)
     if not isinstance(result, Value):
         raise PolycertError("the network's output does not depend on its input")
@@ -150,5 +165,5 @@ def _fold(building: Building, call: Call, inputs: list[Known]) -> np.ndarray:
     building.spend(call, result.shape)
     shortened = call.op == "Cast" and call.get("to") in FLOAT_TYPES and not np.array_equal(result, inputs[0])  # type: ignore[arg-type]
     if result.dtype.kind == "f" and (call.op in ARITHMETIC or shortened):
-        building.computed.append(call.name or call.outputs[0])
+        building.computed.append(call.label)
     return result

@@ -10,14 +10,13 @@ import numpy as np
 from polycert.errors import PolycertError
 from polycert.graph.onnx.building import Building, Value
 from polycert.graph.onnx.entries import TABLE, Entry, Inputs, constant, entry, floats, variable
-from polycert.graph.onnx.folding import FLOAT_TYPES, axis_of
-from polycert.graph.onnx.moving import shifted
+from polycert.graph.onnx.folding import FLOAT_TYPES, axis_of, common_shape, scalar
 from polycert.graph.onnx.reading import Call, Shape, checked_shape
+from polycert.graph.onnx.scaling import lowered, raised, shifted
 from polycert.rules import Op
 from polycert.rules.activation import Arctan, Erf, LeakyRelu, Relu, Tanh
 from polycert.rules.affine import Add
 from polycert.rules.curves import Elu, Exp, Gelu, Softplus, Square, TanhGelu
-from polycert.rules.maximum import clipped
 from polycert.rules.products import softmax
 from polycert.rules.recipe import Recipe
 
@@ -33,7 +32,7 @@ def elementwise(make: Callable[[Call, Shape], Op | Recipe]) -> Entry:
 
 
 TABLE["Relu"] = elementwise(lambda call, shape: Relu(shape))
-TABLE["LeakyRelu"] = elementwise(lambda call, shape: LeakyRelu(shape, leak=float(call.get("alpha", 0.01))))
+TABLE["LeakyRelu"] = elementwise(lambda call, shape: LeakyRelu(shape, leak=call.number("alpha", 0.01)))
 TABLE["Abs"] = elementwise(lambda call, shape: LeakyRelu(shape, leak=-1.0))
 TABLE["Tanh"] = elementwise(lambda call, shape: Tanh(shape))
 TABLE["Sigmoid"] = elementwise(lambda call, shape: Tanh(shape, shift=0.5, outer=0.5, inner=0.5))
@@ -44,8 +43,19 @@ TABLE["Erf"] = elementwise(lambda call, shape: Erf(shape, outer=2 / math.sqrt(ma
 TABLE["Atan"] = elementwise(lambda call, shape: Arctan(shape))
 
 
-@entry("Identity", "Dropout")
+@entry("Identity")
 def _identity(b: Building, call: Call, inputs: Inputs) -> Value:
+    return variable(call, inputs[0])
+
+
+@entry("Dropout")
+def _dropout(b: Building, call: Call, inputs: Inputs) -> Value:
+    """Nothing in evaluation; in training mode it is random unless its ratio is 0."""
+    mode, share = constant(call, inputs, 2), constant(call, inputs, 1)
+    training = call.get("is_test", 1) == 0 if mode is None else scalar(call, mode) != 0
+    ratio = call.number("ratio", 0.5) if share is None else scalar(call, share)
+    if training and ratio != 0:
+        raise PolycertError(f"{call} is in training mode, which is random: export the model in evaluation mode")
     return variable(call, inputs[0])
 
 
@@ -58,7 +68,7 @@ def _cast(b: Building, call: Call, inputs: Inputs) -> Value:
 
 @entry("Elu")
 def _elu(b: Building, call: Call, inputs: Inputs) -> Value:
-    if call.get("alpha", 1.0) != 1:
+    if call.number("alpha", 1.0) != 1:
         raise PolycertError(f"{call} is supported with alpha 1 only")
     x = variable(call, inputs[0])
     return b.put(call, Elu(b.nodes[x.index].shape), x.shape, x)
@@ -68,19 +78,25 @@ def _elu(b: Building, call: Call, inputs: Inputs) -> Value:
 def _clip(b: Building, call: Call, inputs: Inputs) -> Value:
     x = variable(call, inputs[0])
     ends = [call.get("min"), call.get("max")] if b.opset < 11 else [constant(call, inputs, k) for k in (1, 2)]
-    low, high = (None if end is None else float(np.asarray(end).reshape(-1)[0]) for end in ends)
-    if low is None and high is None:
-        return x
-    if low is not None and high is not None and low > high:
+    low, high = (side * math.inf if end is None else scalar(call, end) for side, end in zip((-1, 1), ends, strict=True))
+    if not low <= high:
         raise PolycertError(f"{call} has a minimum above its maximum")
-    return b.put(call, clipped(b.nodes[x.index].shape, low, high, b.like), x.shape, x)
+    return _limited(b, call, x, low, high)
+
+
+def _limited(b: Building, call: Call, x: Value, low: float, high: float) -> Value:
+    """`min(max(x, low), high)`; the ends of the file's type are what ONNX calls no limit."""
+    largest = float(np.finfo(b.program.input_type).max)
+    if low > -largest:
+        x = raised(b, call, x, np.asarray(low))
+    return lowered(b, call, x, np.asarray(high)) if high < largest else x
 
 
 @entry("HardSigmoid")
 def _hard_sigmoid(b: Building, call: Call, inputs: Inputs) -> Value:
     x = variable(call, inputs[0])
-    line = shifted(b, call, x, call.get("alpha", 0.2), call.get("beta", 0.5), exact=True)
-    return b.put(call, clipped(b.nodes[x.index].shape, 0.0, 1.0, b.like), x.shape, line)
+    line = shifted(b, call, x, call.number("alpha", 0.2), call.number("beta", 0.5))
+    return _limited(b, call, line, 0.0, 1.0)
 
 
 @entry("PRelu")
@@ -89,16 +105,17 @@ def _prelu(b: Building, call: Call, inputs: Inputs) -> Value:
     x, leak = variable(call, inputs[0]), floats(call, inputs, 1)
     shape = b.nodes[x.index].shape
     right = b.put(call, Relu(shape), x.shape, x)
-    left = b.put(call, Relu(shape), x.shape, shifted(b, call, x, -1.0, None, exact=True))
-    return b.put(call, Add(shape, (1, -1)), x.shape, right, shifted(b, call, left, leak, None, exact=True))
+    left = b.put(call, Relu(shape), x.shape, shifted(b, call, x, -1.0, None))
+    return b.put(call, Add(shape, (1, -1)), x.shape, right, shifted(b, call, left, leak, None))
 
 
 @entry("Pow")
 def _pow(b: Building, call: Call, inputs: Inputs) -> Value:
     x, power = variable(call, inputs[0]), floats(call, inputs, 1)
-    if power.size != 1 or float(power.reshape(-1)[0]) != 2:
+    if not power.size or (power != 2).any():
         raise PolycertError(f"{call} is supported for the power 2 only")
-    return b.put(call, Square(b.nodes[x.index].shape), x.shape, x)
+    wide = b.expand(call, x, common_shape(call, x.shape, power.shape))
+    return b.put(call, Square(b.nodes[wide.index].shape), wide.shape, wide)
 
 
 @entry("Softmax")

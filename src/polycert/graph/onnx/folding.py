@@ -42,6 +42,32 @@ def constant_of(call: Call) -> Array:
     return value
 
 
+def common_shape(call: Call, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that ONNX, as numpy, broadcasts some shapes to: aligned at their last axes, sizes of 1 repeated."""
+    try:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError:
+        listed = " and ".join(str(list(shape)) for shape in shapes)
+        raise PolycertError(f"{call} combines shapes {listed}, which do not fit") from None
+    return checked_shape(shape, str(call))
+
+
+def spread(call: Call, array: Any, shape: tuple[int, ...]) -> Array:
+    """A constant broadcast to a shape, which it must not enlarge."""
+    given = np.asarray(array)
+    if common_shape(call, given.shape, shape) != tuple(shape):
+        raise PolycertError(f"{call} has a constant of shape {list(given.shape)} that does not fit {list(shape)}")
+    return np.broadcast_to(given, shape)
+
+
+def scalar(call: Call, array: Any) -> float:
+    """A constant that must be a single number."""
+    given = np.asarray(array)
+    if given.size != 1:
+        raise PolycertError(f"{call} needs one number where it has a constant of shape {list(given.shape)}")
+    return float(given.reshape(-1)[0])
+
+
 def axes_of(call: Call, inputs: list[Any], opset: int, since: int) -> list[int] | None:
     """Axes, an attribute at first and an input since some opset; None if not given."""
     if opset < since or "axes" in call.attributes:
@@ -115,10 +141,10 @@ def slices_of(call: Call, inputs: list[Any], shape: tuple[int, ...], opset: int)
 
 
 def _backwards(start: int, end: int, step: int, size: int) -> slice:
-    """A slice that runs down; beyond the front means the front included."""
+    """A slice that runs down: a start beyond an end is that end, an end beyond the front includes the front."""
     end = end + size if end < 0 else end
     start = start + size if start < 0 else start
-    return slice(min(start, size - 1), end if end >= 0 else None, step)
+    return slice(max(min(start, size - 1), 0), end if end >= 0 else None, step)
 
 
 def _shape_only(function: Callable[..., Any]) -> Fold:
@@ -126,7 +152,7 @@ def _shape_only(function: Callable[..., Any]) -> Fold:
 
     def fold(call: Call, inputs: list[Any], opset: int) -> Array:
         arrays = _arrays(call, inputs)
-        checked_shape(np.broadcast_shapes(*(a.shape for a in arrays)), str(call))
+        common_shape(call, *(a.shape for a in arrays))
         with np.errstate(all="ignore"):
             return np.asarray(function(*arrays)).astype(np.result_type(*arrays), copy=False)
 
@@ -136,7 +162,7 @@ def _shape_only(function: Callable[..., Any]) -> Fold:
 def _compared(function: Callable[..., Any]) -> Fold:
     def fold(call: Call, inputs: list[Any], opset: int) -> Array:
         arrays = _arrays(call, inputs)
-        checked_shape(np.broadcast_shapes(*(a.shape for a in arrays)), str(call))
+        common_shape(call, *(a.shape for a in arrays))
         return np.asarray(function(*arrays))
 
     return fold
@@ -152,7 +178,7 @@ def _divide(a: Array, b: Array) -> Array:
     if a.dtype.kind in "iu":
         if (b == 0).any():
             raise PolycertError("a constant is divided by zero")
-        return np.asarray(np.trunc(a / b)).astype(a.dtype)
+        return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
     return np.asarray(a / b)
 
 
@@ -187,18 +213,17 @@ def _concat(call: Call, inputs: list[Any], opset: int) -> Array:
 
 def _expand(call: Call, inputs: list[Any], opset: int) -> Array:
     data, wanted = _arrays(call, inputs)
-    shape = np.broadcast_shapes(data.shape, checked_shape(integers(wanted, str(call)), str(call)))
-    return np.broadcast_to(data, checked_shape(shape, str(call))).copy()
+    return spread(call, data, common_shape(call, data.shape, tuple(integers(wanted, str(call))))).copy()
 
 
 def _filled(call: Call, inputs: list[Any], opset: int) -> Array:
     value = call.get("value", np.zeros(1, np.float32))
     shape = checked_shape(integers(_arrays(call, inputs)[0], str(call)), str(call))
-    return np.full(shape, np.asarray(value).reshape(-1)[0])
+    return np.full(shape, scalar(call, value), dtype=np.asarray(value).dtype)
 
 
 def _range(call: Call, inputs: list[Any], opset: int) -> Array:
-    start, end, step = (float(a.reshape(-1)[0]) for a in _arrays(call, inputs))
+    start, end, step = (scalar(call, a) for a in _arrays(call, inputs))
     if step == 0 or (end - start) / step > LARGEST_VALUE:
         raise PolycertError(f"{call} has too many entries")
     return np.arange(start, end, step).astype(inputs[0].dtype)
@@ -245,7 +270,6 @@ MOVES: dict[str, Fold] = {
     "Neg": _shape_only(np.negative),
     "Abs": _shape_only(np.abs),
     "Not": _compared(np.logical_not),
-    "Range": _range,
     "Reshape": _reshape,
     "Slice": _slice,
     "Squeeze": _squeeze,
@@ -258,6 +282,7 @@ ARITHMETIC: dict[str, Fold] = {
     "Div": _shape_only(_divide),
     "Floor": _shape_only(np.floor),
     "Mul": _shape_only(np.multiply),
+    "Range": _range,
     "ReduceProd": _product,
     "Sqrt": _shape_only(np.sqrt),
     "Sub": _shape_only(np.subtract),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,26 +14,18 @@ from polycert.graph.onnx.folding import (
     axes_of,
     axis_of,
     checked_index,
+    common_shape,
     integers,
     reshaped,
+    scalar,
     slices_of,
     squeezed,
     unsqueezed,
 )
 from polycert.graph.onnx.reading import Call, Shape, checked_shape
-from polycert.rules.affine import Elementwise
+from polycert.graph.onnx.scaling import shifted
 from polycert.rules.selection import NOTHING, Concat
 from polycert.rules.shape import Permute
-
-
-def shifted(b: Building, call: Call, x: Value, factor: Any, shift: Any, *, exact: bool = False) -> Value:
-    """`factor x + shift`, the constants broadcast to the value's shape."""
-    shape = b.nodes[x.index].shape
-
-    def rows(array: Any) -> torch.Tensor | None:
-        return None if array is None else b.tensor(np.broadcast_to(array, x.shape)).reshape(1, *shape)
-
-    return b.put(call, Elementwise(rows(factor), rows(shift), shape, stored_weights=exact), x.shape, x)
 
 
 @entry("Flatten")
@@ -118,8 +109,8 @@ def _split(b: Building, call: Call, inputs: Inputs) -> list[Value]:
 @entry("Expand")
 def _expand(b: Building, call: Call, inputs: Inputs) -> Value:
     x = variable(call, inputs[0])
-    wanted = checked_shape(integers(floats(call, inputs, 1), f"the shape of {call}"), str(call))
-    return b.expand(call, x, tuple(np.broadcast_shapes(x.shape, wanted)))
+    wanted = tuple(integers(floats(call, inputs, 1), f"the shape of {call}"))
+    return b.expand(call, x, common_shape(call, x.shape, wanted))
 
 
 @entry("Concat")
@@ -164,7 +155,7 @@ def _pad(b: Building, call: Call, inputs: Inputs) -> Value:
     if b.opset >= 18 and (chosen := constant(call, inputs, 3)) is not None:
         axes = [axis_of(k, len(x.shape), call) for k in integers(chosen, f"the axes of {call}")]
     value = call.get("value", 0.0) if b.opset < 11 else constant(call, inputs, 2)
-    number = 0.0 if value is None else float(np.asarray(value).reshape(-1)[0])
+    number = 0.0 if value is None else scalar(call, value)
     if len(pads) != 2 * len(axes):
         raise PolycertError(f"{call} has {len(pads)} sizes for {len(axes)} axes")
     before, after = [0] * len(x.shape), [0] * len(x.shape)

@@ -36,8 +36,20 @@ class Call:
         """An attribute."""
         return self.attributes.get(name, default)
 
+    def number(self, name: str, default: float) -> float:
+        """A number among the attributes; a file holds them, and ONNX its defaults, in float32."""
+        found = float(np.float32(self.get(name, default)))
+        if not math.isfinite(found):
+            raise PolycertError(f"{self} has {name} = {found}, which is not a finite number")
+        return found
+
+    @property
+    def label(self) -> str:
+        """The node's name, or its first result's."""
+        return self.name or next(name for name in self.outputs if name)
+
     def __str__(self) -> str:
-        return f"{self.op} ({self.name or self.outputs[0]!r})"
+        return f"{self.op} ({self.label!r})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +122,10 @@ def _program(model: Any, source: str, content: bytes) -> Program:
 
 
 def _opset(model: Any) -> int:
-    versions = [entry.version for entry in model.opset_import if entry.domain in STANDARD]
+    versions = {entry.version for entry in model.opset_import if entry.domain in STANDARD}
+    if len(versions) > 1:
+        listed = " and ".join(str(version) for version in sorted(versions))
+        raise PolycertError(f"it imports opsets {listed} of the standard ops: only one can be meant")
     version = max(versions, default=1)
     if version not in OPSETS:
         raise PolycertError(f"opset {version} is not supported: export with opset {OPSETS[0]} to {OPSETS[-1]}")
@@ -184,7 +199,8 @@ def _call(node: Any) -> Call:
             raise PolycertError(f"no rule for {node.op_type} ({node.name!r}): programs inside ops are not supported")
         value = tensor_of(attribute.t) if attribute.HasField("t") else helper.get_attribute_value(attribute)
         attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
-    if not node.output or len(set(node.output)) != len(node.output):
+    named = [name for name in node.output if name]
+    if not named or len(set(named)) != len(named):
         raise PolycertError(f"the op {node.op_type} ({node.name!r}) needs outputs with names of their own")
     return Call(node.op_type, node.name, tuple(node.input), tuple(node.output), attributes)
 
@@ -194,8 +210,8 @@ def _sorted(calls: list[Call], known: Iterable[str]) -> list[Call]:
     known = {*known, ""}
     makers: dict[str, int] = {}
     for position, call in enumerate(calls):
-        for name in call.outputs:
-            if name in makers or (name and name in known):
+        for name in filter(None, call.outputs):
+            if name in makers or name in known:
                 raise PolycertError(f"{name!r} is computed twice")
             makers[name] = position
     missing = {name for call in calls for name in call.inputs} - known - makers.keys()
@@ -225,7 +241,7 @@ def _needed(calls: list[Call], output: str) -> tuple[Call, ...]:
     wanted = {output}
     kept: list[Call] = []
     for call in reversed(calls):
-        if wanted.intersection(call.outputs):
+        if wanted.intersection(call.outputs) - {""}:
             kept.append(call)
             wanted.update(call.inputs)
     return tuple(reversed(kept))

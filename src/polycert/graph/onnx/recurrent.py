@@ -76,5 +76,5 @@ def _weights(b: Building, call: Call, inputs: Inputs, width: int) -> Weights:
     def ordered(array: np.ndarray) -> np.ndarray:
         return np.concatenate([array[g * size : (g + 1) * size] for g in gates])
 
-    shifts = [None, None] if offsets is None else [b.tensor(ordered(part)) for part in np.split(offsets[0], 2)]
-    return Weights(b.tensor(ordered(given[0])), b.tensor(ordered(recurrence[0])), shifts[0], shifts[1])
+    shifts = [None, None] if offsets is None else [b.tensor(call, ordered(part)) for part in np.split(offsets[0], 2)]
+    return Weights(b.tensor(call, ordered(given[0])), b.tensor(call, ordered(recurrence[0])), shifts[0], shifts[1])

@@ -12,8 +12,8 @@ from polycert.errors import PolycertError
 from polycert.graph.onnx.arithmetic import reduced
 from polycert.graph.onnx.building import Building, Value
 from polycert.graph.onnx.entries import Inputs, constant, entry, floats, variable
-from polycert.graph.onnx.moving import shifted
 from polycert.graph.onnx.reading import LARGEST_VALUE, Call, Shape, checked_shape
+from polycert.graph.onnx.scaling import shifted
 from polycert.rules.convolution import Conv2d
 from polycert.rules.maximum import Windows, max_pool
 from polycert.rules.pooling import AvgPool2d
@@ -117,12 +117,12 @@ def _conv(b: Building, call: Call, inputs: Inputs) -> Value:
     geo = _geometry(call, x, [int(n) for n in weight.shape[2:]])
     if groups < 1 or weight.shape[1] * groups != geo.image[0] or weight.shape[0] % groups:
         raise PolycertError(f"{call} has weights of shape {list(weight.shape)} for {geo.image[0]} channels")
-    wide, even = _even(b.tensor(weight).reshape(*weight.shape[:2], *geo.kernel), geo)
+    wide, even = _even(b.tensor(call, weight).reshape(*weight.shape[:2], *geo.kernel), geo)
     size = even.size()
     shape = checked_shape(geo.shape(weight.shape[0], size), str(call))
     op = Conv2d(
         wide,
-        None if offset is None else b.tensor(offset).reshape(weight.shape[0]),
+        None if offset is None else b.tensor(call, offset).reshape(weight.shape[0]),
         geo.image,
         (weight.shape[0], *size),
         geo.stride,
@@ -158,7 +158,7 @@ def _conv_transpose(b: Building, call: Call, inputs: Inputs) -> Value:
         raise PolycertError(f"{call} gives an empty image")
     shape = checked_shape(geo.shape(channels, (size[0], size[1])), str(call))
     base = Conv2d(
-        b.tensor(weight).reshape(*weight.shape[:2], *geo.kernel),
+        b.tensor(call, weight).reshape(*weight.shape[:2], *geo.kernel),
         None,
         (channels, *size),
         geo.image,
@@ -167,7 +167,7 @@ def _conv_transpose(b: Building, call: Call, inputs: Inputs) -> Value:
         geo.dilation,
         groups,
     )
-    op = ConvTranspose2d(base, None if offset is None else b.tensor(offset).reshape(channels))
+    op = ConvTranspose2d(base, None if offset is None else b.tensor(call, offset).reshape(channels))
     return b.reshape(call, b.put(call, op, shape, b.view(call, x, geo.image)), shape)
 
 
@@ -189,7 +189,7 @@ def _average_pool(b: Building, call: Call, inputs: Inputs) -> Value:
     seen = _inside(geo, 0)[:, None] * _inside(geo, 1)
     if (seen == 0).any():
         raise PolycertError(f"{call} has windows that lie beyond the border")
-    return shifted(b, call, made, (math.prod(geo.kernel) / seen).reshape(shape[2:]), None)
+    return shifted(b, call, made, (math.prod(geo.kernel) / seen).reshape(shape[2:]), None, stored=False)
 
 
 def _inside(geo: Geometry, k: int) -> np.ndarray:
