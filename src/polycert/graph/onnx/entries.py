@@ -12,7 +12,7 @@ from polycert.graph.onnx.building import Building, Known, Value
 from polycert.graph.onnx.reading import Call
 
 Inputs = list[Known]
-Entry = Callable[[Building, Call, Inputs], Value | Sequence[Value]]
+Entry = Callable[[Building, Call, Inputs], Value | Sequence[Known]]
 TABLE: dict[str, Entry] = {}
 
 

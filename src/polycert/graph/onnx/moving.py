@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.building import Building, Value, inner
+from polycert.graph.onnx.building import Building, Known, Value, inner
 from polycert.graph.onnx.entries import Inputs, constant, entry, floats, variable
 from polycert.graph.onnx.folding import (
     axes_of,
@@ -79,7 +79,7 @@ def permuted(b: Building, call: Call, x: Value, order: list[int]) -> Value:
 def _slice(b: Building, call: Call, inputs: Inputs) -> Value:
     x = variable(call, inputs[0])
     places = b.places(x).numpy()[slices_of(call, list(inputs), x.shape, b.opset)]
-    return b.pick(call, x, torch.from_numpy(np.ascontiguousarray(places)))
+    return b.pick(call, x, torch.from_numpy(places.copy()))
 
 
 @entry("Gather")
@@ -91,7 +91,8 @@ def _gather(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("Split")
-def _split(b: Building, call: Call, inputs: Inputs) -> list[Value]:
+def _split(b: Building, call: Call, inputs: Inputs) -> list[Known]:
+    """Parts along an axis; one without entries is a constant."""
     x = variable(call, inputs[0])
     axis = axis_of(call.get("axis", 0), len(x.shape), call)
     given = call.get("split") if b.opset < 13 else constant(call, inputs, 1)
@@ -103,7 +104,8 @@ def _split(b: Building, call: Call, inputs: Inputs) -> list[Value]:
         sizes = integers(given, f"the sizes of {call}")
     if sum(sizes) != x.shape[axis] or min(sizes) < 0 or len(sizes) != len(call.outputs):
         raise PolycertError(f"{call} splits {x.shape[axis]} into {sizes} for {len(call.outputs)} outputs")
-    return [b.pick(call, x, part.contiguous()) for part in b.places(x).split(sizes, axis)]
+    parts = b.places(x).split(sizes, axis)
+    return [b.pick(call, x, part.contiguous()) if part.numel() else np.zeros(part.shape) for part in parts]
 
 
 @entry("Expand")
@@ -115,7 +117,7 @@ def _expand(b: Building, call: Call, inputs: Inputs) -> Value:
 
 @entry("Concat")
 def _concat(b: Building, call: Call, inputs: Inputs) -> Value:
-    """Along any axis; constant parts are zeros with a bias."""
+    """Along any axis; constant parts are zeros with a bias, parts without entries are left out."""
     shapes = [value.shape for value in inputs if value is not None]
     axis = axis_of(call.get("axis", 0), len(shapes[0]), call)
     for shape in shapes:
@@ -127,14 +129,16 @@ def _concat(b: Building, call: Call, inputs: Inputs) -> Value:
         [sum(s[axis] for s in shapes) if k == axis else n for k, n in enumerate(shapes[0])], str(call)
     )
     first = next(value for value in inputs if isinstance(value, Value))
-    parts, offsets = [], []
-    for value, shape in zip(inputs, shapes, strict=True):
-        parts.append(b.view(call, value, shape) if isinstance(value, Value) else _nothing(b, call, first, shape))
-        offsets.append(np.zeros(shape) if isinstance(value, Value) else np.asarray(value))
-    joined = b.put(call, Concat(tuple(shapes), axis), total, *parts)
+    kept = [value for value in inputs if value is not None and 0 not in value.shape]
+    parts = [
+        b.view(call, value, value.shape) if isinstance(value, Value) else _nothing(b, call, first, value.shape)
+        for value in kept
+    ]
+    joined = b.put(call, Concat(tuple(value.shape for value in kept), axis), total, *parts)
     joined = b.reshape(call, joined, total)
-    if all(isinstance(value, Value) for value in inputs):
+    if all(isinstance(value, Value) for value in kept):
         return joined
+    offsets = [np.zeros(value.shape) if isinstance(value, Value) else value for value in kept]
     return shifted(b, call, joined, None, np.concatenate(offsets, axis))
 
 
