@@ -4,13 +4,12 @@ Files are looked for in a given directory, in `$POLYCERT_DATA` and in the user's
 first two also in a subfolder with the data set's name); what is in none of them is downloaded into the cache.
 """
 
-import gzip
 import hashlib
+import math
 import os
 import sys
 import tempfile
 import uuid
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polycert import limits
 from polycert.errors import PolycertError
 from polycert.sources import DebianPackage, Mirror, NpmCifar, NpmPackage, Source, SourceError
 
@@ -96,8 +96,8 @@ def parse_idx(raw: bytes, dims: int) -> np.ndarray:
         raise PolycertError(f"not an idx file of {dims}-d unsigned bytes: it starts with {raw[:4].hex()}")
     shape = tuple(int(size) for size in np.frombuffer(raw[4:start], dtype=">u4"))
     content = np.frombuffer(raw, dtype=np.uint8, offset=start)
-    if content.size != np.prod(shape):
-        raise PolycertError(f"idx file of shape {shape} needs {np.prod(shape)} bytes, got {content.size}")
+    if content.size != math.prod(shape):
+        raise PolycertError(f"idx file of shape {shape} needs {math.prod(shape)} bytes, got {content.size}")
     return content.reshape(shape)
 
 
@@ -180,8 +180,8 @@ def _read_all(folder: Path, files: Mapping[str, str]) -> list[bytes] | None:
 def _read(path: Path) -> bytes:
     """A file's bytes, uncompressed."""
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
+        return limits.read_bytes(path)
+    except PolycertError as error:
         raise PolycertError(f"{path} cannot be read ({error}); replace or remove it") from error
 
 

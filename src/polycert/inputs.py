@@ -21,6 +21,8 @@ def as_network(net: Network | nn.Module, x: Tensor) -> Network:
 def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
     """Inputs as a tensor of the network's type, or in float64 if they came so; or a clear error."""
     given = as_tensor(x)
+    if given.is_meta:
+        raise PolycertError("inputs must hold numbers, got a tensor on the device 'meta'")
     if given.is_complex():
         raise PolycertError("inputs must be real numbers, got complex ones")
     if given.dim() < 2 or given.shape[0] == 0:

@@ -6,22 +6,23 @@ import importlib
 import json
 import os
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from polycert import limits
+from polycert.arrays import read_arrays
 from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph import Network, capture
 from polycert.graph.onnx import read_onnx
 from polycert.models import Architecture, build
+from polycert.processes import checked_device
 from polycert.records import whole_file
 
 Weights = dict[str, Tensor]
@@ -49,12 +50,12 @@ def load(
         weights: for a factory: `.safetensors`, `.npz`, or a `.pt` state dict (read with `weights_only`).
         device: where its weights shall be.
     """
-    text = os.fspath(path)
+    text, where = os.fspath(path), checked_device(device)
     if Path(text).suffix == ".onnx":
         _refuse_weights(text, weights)
-        return read_onnx(_existing(text), device)
+        return read_onnx(_existing(text), where)
     found = load_module(path, weights)
-    return capture(found.module.to(device), found.input_shape)
+    return capture(found.module.to(where), found.input_shape)
 
 
 def load_module(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> ModelFile:
@@ -114,20 +115,44 @@ def _from_safetensors(path: Path) -> ModelFile:
             f"{path.name} does not say its architecture: save it with polycert, or pass it as --weights to a factory"
         )
     try:
-        module = build(json.loads(metadata["architecture"]))
-        shape = tuple(int(n) for n in json.loads(metadata["input_shape"]))
-    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        architecture, shape = (limits.parse_json(metadata[key]) for key in ("architecture", "input_shape"))
+    except ValueError as error:
         raise PolycertError(f"the architecture in {path.name} cannot be read: {reason(error)}") from None
-    return ModelFile(_filled(module, weights, path), shape, dict(metadata))
+    return _described(architecture, shape, weights, path)._replace(about=dict(metadata))
 
 
 def _from_npz(path: Path) -> ModelFile:
     entry = _index_entry(path)
+    if "arch" not in entry or "input_shape" not in entry:
+        raise PolycertError(f"the entry of {path.name} in index.json needs arch and input_shape")
+    return _described(entry["arch"], entry["input_shape"], _read_npz(path), path)._replace(about=entry)
+
+
+def _described(architecture: Any, input_shape: Any, weights: Weights, path: Path) -> ModelFile:
+    """A module as plain values describe it, with the weights.
+
+    It is made without memory first: only if the weights fit, which are as large as their file, it is made in earnest.
+    """
     try:
-        module, shape = build(entry["arch"]), tuple(int(n) for n in entry["input_shape"])
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise PolycertError(f"the entry of {path.name} in index.json cannot be read: {reason(error)}") from None
-    return ModelFile(_filled(module, _read_npz(path), path), shape, entry)
+        with torch.device("meta"):
+            _check_fit(build(architecture), weights)
+        module, shape = build(architecture), tuple(int(n) for n in input_shape)
+    except PolycertError as error:
+        raise PolycertError(f"cannot read {path.name}: {error}") from None
+    except (ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        raise PolycertError(f"the architecture of {path.name} cannot be read: {reason(error)}") from None
+    return ModelFile(_filled(module, weights, path), shape, {})
+
+
+def _check_fit(module: nn.Module, weights: Weights) -> None:
+    """Every tensor of the module is among the weights, in its shape; numbers such as counters may be left out."""
+    for name, tensor in module.state_dict().items():
+        found = weights.get(name)
+        if tensor.dim() and (found is None or found.shape != tensor.shape):
+            given = "none" if found is None else str(list(found.shape))
+            raise PolycertError(
+                f"the weights do not fit the architecture: {name} must have shape {list(tensor.shape)}, got {given}"
+            )
 
 
 def _index_entry(path: Path) -> dict[str, Any]:
@@ -138,9 +163,9 @@ def _index_entry(path: Path) -> dict[str, Any]:
             continue
         relative = path.resolve().relative_to(folder).as_posix()
         try:
-            entries = list(json.loads(index.read_text(encoding="utf-8"))["models"].values())
+            entries = list(limits.parse_json(limits.read_text(index))["models"].values())
             found = [dict(entry) for entry in entries if entry["file"] == relative]
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PolycertError(f"{index} is not an index of models: {reason(error)}") from None
         if found:
             return found[0]
@@ -180,8 +205,12 @@ def read_weights(path: Path) -> Weights:
         return _read_safetensors(path)[0]
     if path.suffix == ".npz":
         return _read_npz(path)
+    limits.checked_size(path)
     try:
+        _refuse_packed(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except PolycertError:
+        raise
     except Exception as error:
         raise PolycertError(
             f"cannot read {path.name} safely, without executing what it holds ({type(error).__name__}): "
@@ -189,10 +218,25 @@ def read_weights(path: Path) -> Weights:
         ) from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise PolycertError(f"{path.name} is not a state dict of tensors: save model.state_dict()")
+    if not all(isinstance(name, str) and _plain(tensor) for name, tensor in state.items()):
+        raise PolycertError(f"{path.name} must hold dense tensors with their numbers, by name: save model.state_dict()")
     return state
 
 
+def _plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
+
+
+def _refuse_packed(path: Path) -> None:
+    """torch never packs what it saves: what is packed could grow without bounds."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(member.file_size != member.compress_size for member in archive.infolist()):
+                raise PolycertError(f"{path.name} is packed, which torch.save never does: save it with torch anew")
+
+
 def _read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
+    limits.checked_size(path)
     try:
         with safe_open(path, "pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
@@ -202,10 +246,9 @@ def _read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
 def _read_npz(path: Path) -> Weights:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
-    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise PolycertError(f"cannot read {path.name} as arrays: {reason(error)}") from None
+        return {key: torch.from_numpy(array) for key, array in read_arrays(path).items()}
+    except TypeError as error:
+        raise PolycertError(f"cannot read {path.name} as weights: {reason(error)}") from None
 
 
 def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:

@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from polycert import limits
 from polycert.errors import PolycertError
 
 Layer = dict[str, Any]
 Architecture = list[Layer]
+PLACES = {"device", "dtype"}  # what torch's layers take, but no architecture decides
 
 _LAYERS: dict[str, Callable[..., nn.Module]] = {
     "linear": nn.Linear,
@@ -28,12 +30,16 @@ _LAYERS: dict[str, Callable[..., nn.Module]] = {
 
 def build(architecture: Architecture) -> nn.Sequential:
     """A sequential module from a list of layers `{"type": …, **arguments}`."""
+    if len(architecture) > limits.LAYERS:
+        raise PolycertError(f"an architecture has {limits.LAYERS} layers at most, got {len(architecture)}")
     modules = []
     for position, layer in enumerate(architecture):
         arguments = {key: value for key, value in layer.items() if key not in ("type", "index")}
         kind = layer.get("type")
         if kind not in _LAYERS:
             raise PolycertError(f"layer {position} has unknown type {kind!r}: known are {', '.join(_LAYERS)}")
+        if PLACES & arguments.keys():
+            raise PolycertError(f"layer {position} ({kind}) must not say its device or dtype: the weights do")
         try:
             modules.append(_LAYERS[kind](**arguments))
         except TypeError as error:

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from polycert.errors import PolycertError, reason
+
 Item = TypeVar("Item")
 
 
@@ -59,6 +61,19 @@ def own_device(name: str) -> torch.device:
     device = torch.device(name)
     local = os.environ.get("LOCAL_RANK")
     return torch.device(device.type, int(local)) if device.type == "cuda" and device.index is None and local else device
+
+
+def checked_device(device: torch.device | str, dtype: torch.dtype = torch.float32) -> torch.device:
+    """As `own_device`, if it can do arithmetic in `dtype`; else a clear error."""
+    try:
+        found = own_device(str(device))
+        torch.zeros(1, dtype=dtype, device=found).add(1).item()
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        kind = str(dtype).removeprefix("torch.")
+        raise PolycertError(
+            f"the device {str(device)!r} cannot be used for {kind} arithmetic: {reason(error)}"
+        ) from None
+    return found
 
 
 @contextmanager

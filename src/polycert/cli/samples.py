@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,17 +13,18 @@ import torch
 from torch import Tensor
 
 from polycert import data
+from polycert.arrays import read_arrays
 from polycert.cli import parsing
 from polycert.cli.guard import BadUsage
 from polycert.cli.options import Task
 from polycert.envelopes import classes_of
-from polycert.errors import PolycertError, reason
+from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels
 from polycert.loading import load
 from polycert.memory import batch_size_for
 from polycert.methods import get_method
-from polycert.processes import own_device
+from polycert.processes import checked_device
 from polycert.sets import Ball
 
 
@@ -101,11 +100,9 @@ def prepare(options: Task, ball: Ball, plan: Plan, method: str = "crown") -> Job
 def device(name: str) -> torch.device:
     """A device that can do the arithmetic, or a clear error."""
     try:
-        found = own_device(name)
-        torch.zeros(1, dtype=torch.float64, device=found).add(1).item()
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        raise BadUsage(f"--device {name!r} cannot be used for float64 arithmetic: {reason(error)}") from None
-    return found
+        return checked_device(name, torch.float64)
+    except PolycertError as error:
+        raise BadUsage(f"--device: {error}") from None
 
 
 def load_model(model: str, weights: Path | None, device: torch.device | str = "cpu") -> Network:
@@ -140,14 +137,4 @@ def _numbers(array: np.ndarray, name: str) -> Tensor:
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise PolycertError(f"there is no file {str(path)!r}")
-    try:
-        found = np.load(path, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            raise PolycertError(f"{path.name} holds a single array: save x and y with numpy.savez")
-        with found:
-            return {name: found[name] for name in ("x", "y") if name in found.files}
-    except PolycertError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = "it holds Python objects, which are never loaded" if "pickle" in str(error) else str(error)
-        raise PolycertError(f"cannot read {path.name} as an .npz of plain arrays: {reason}") from None
+    return read_arrays(path, ("x", "y"))

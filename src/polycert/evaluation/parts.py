@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polycert import __version__
+from polycert.arrays import read_arrays
 from polycert.evaluation.bounds import bound
 from polycert.evaluation.search import search
 from polycert.evaluation.strikes import attack_all, smallest
@@ -114,10 +115,10 @@ def _flat(part: Part) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Part:
-    with np.load(path, allow_pickle=False) as arrays:
-        columns = {name.removeprefix("column_"): arrays[name] for name in arrays.files if name.startswith("column_")}
-        seconds = {name.removeprefix(SECONDS): float(arrays[name]) for name in arrays.files if name.startswith(SECONDS)}
-        return Part(columns, arrays["points"], arrays["hits"], seconds)
+    arrays = read_arrays(path)
+    columns = {name.removeprefix("column_"): array for name, array in arrays.items() if name.startswith("column_")}
+    seconds = {name.removeprefix(SECONDS): float(value) for name, value in arrays.items() if name.startswith(SECONDS)}
+    return Part(columns, arrays["points"], arrays["hits"], seconds)
 
 
 def _fingerprint(task: Task) -> str:

@@ -19,6 +19,7 @@ from polycert.graph.core import Graph, Node, append, prune
 from polycert.graph.kept import Kept, keepable
 from polycert.graph.network import Network
 from polycert.graph.stored import Stored
+from polycert.limits import VALUES, checked_shape
 from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.recipe import Recipe
 
@@ -65,6 +66,10 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
     dtype, device = (torch.float32, torch.device("cpu")) if first is None else (first.dtype, first.device)
     if dtype not in (torch.float32, torch.float64):
         raise PolycertError(f"models must be float32 or float64, got {dtype}: call model.float() first")
+    if device.type == "meta":
+        raise PolycertError("the model's parameters hold no numbers (device 'meta'): load its weights first")
+    if min(checked_shape(input_shape, "the input", VALUES), default=1) < 1:
+        raise PolycertError(f"the input would have shape {tuple(input_shape)}: every axis needs a size from 1")
     example = torch.rand(TRACE_BATCH, *input_shape, dtype=dtype, device=device, generator=_generator(device))
     with _evaluating(model):
         program = _export(model, example)
@@ -122,6 +127,8 @@ class Captured(Network):
             module, program, input_shape, _shape(result), calls, result, has_softmax, dropped, dtype, device
         )
         _refuse_writes_into_views(nodes)
+        for call in filter(_single, calls):
+            checked_shape(call.meta["val"].shape[1:], f"{call.target} (node '{call.name}')", VALUES)
         network.bind()
         return network
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from polycert.errors import PolycertError
+from polycert.limits import DEEPEST
 
 Expression = str | list["Expression"]
 
-DEEPEST = 64
 _TOKEN = re.compile(r";[^\n]*|[()]|[^\s();]+")
 
 

@@ -6,30 +6,23 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from polycert.errors import PolycertError, reason
+from polycert import limits
+from polycert.errors import PolycertError
 from polycert.properties.expressions import Expression, parse
-from polycert.properties.linear import Clauses, Constraint, clauses, conjunction
+from polycert.properties.linear import Clauses, Constraint, clauses, conjunction, place, shown
 from polycert.properties.spec import Box, Property, box_of, clause_of
-
-LARGEST_FILE = 256 * 2**20
-MOST_VARIABLES = 10_000_000
 
 
 def read_property(path: str | os.PathLike[str]) -> Property:
-    """A property from a VNN-LIB file.
+    """A property from a VNN-LIB file, `.vnnlib` or `.vnnlib.gz`.
 
     Raises:
         PolycertError: if the file is malformed, or asks for more than boxes of inputs and linear outputs.
     """
     where = Path(path)
-    try:
-        if not where.is_file():
-            raise PolycertError(f"there is no file {str(path)!r}")
-        if where.stat().st_size > LARGEST_FILE:
-            raise PolycertError(f"{where.name} is larger than {LARGEST_FILE} bytes")
-        text = where.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PolycertError(f"cannot read {where.name} as text: {reason(error)}") from None
+    if not where.is_file():
+        raise PolycertError(f"there is no file {str(path)!r}")
+    text = limits.read_text(where)
     try:
         return parse_property(text)
     except PolycertError as error:
@@ -49,31 +42,33 @@ def parse_property(text: str) -> Property:
 def _first(expressions: list[Expression]) -> tuple[int, int, Clauses]:
     """Version 1: `declare-const` and `assert`."""
     names: set[str] = set()
-    conditions: list[Clauses] = []
+    asserted: list[Expression] = []
     for expression in expressions:
         head = expression[0] if isinstance(expression, list) and expression else None
         if head in ("declare-const", "declare-fun") and len(expression) in (3, 4) and isinstance(expression[1], str):
             names.add(expression[1])
         elif head == "assert" and len(expression) == 2:
-            conditions.append(clauses(expression[1]))
+            asserted.append(expression[1])
         else:
-            raise PolycertError(f"{str(expression)[:40]!r} is neither a declaration nor an assertion")
-    return _count(names, "X_"), _count(names, "Y_"), conjunction(conditions)
+            raise PolycertError(f"{shown(expression)} is neither a declaration nor an assertion")
+    return _count(names, "X_"), _count(names, "Y_"), conjunction(map(clauses, asserted))
 
 
 def _count(names: set[str], prefix: str) -> int:
     """How many variables are declared, numbered from 0."""
-    numbers = {int(name[2:]) for name in names if name.startswith(prefix) and name[2:].isdecimal()}
-    unknown = [name for name in names if not name.startswith(("X_", "Y_")) or not name[2:].isdecimal()]
+    unknown = [name for name in names if not name.startswith(("X_", "Y_")) or place(name) is None]
     if unknown:
-        raise PolycertError(f"the variable {sorted(unknown)[0]!r} is neither X_… nor Y_…")
-    if not numbers or max(numbers) != len(numbers) - 1 or len(numbers) > MOST_VARIABLES:
+        raise PolycertError(f"the variable {shown(min(unknown))} is neither X_… nor Y_…")
+    numbers = {place(name) or 0 for name in names if name.startswith(prefix)}
+    if not numbers or max(numbers) != len(numbers) - 1:
         raise PolycertError(f"the variables {prefix}… must be declared, and numbered from 0 without gaps")
     return len(numbers)
 
 
 def property_of(inputs: int, outputs: int, found: Clauses) -> Property:
     """Cases with one box belong together."""
+    if not 1 <= inputs <= limits.VARIABLES or not 1 <= outputs <= limits.VARIABLES:
+        raise PolycertError(f"a property has 1 to {limits.VARIABLES} inputs and outputs")
     by_box: dict[object, list[list[Constraint]]] = defaultdict(list)
     boxes: dict[object, list[Constraint]] = {}
     for case in found:
@@ -81,6 +76,9 @@ def property_of(inputs: int, outputs: int, found: Clauses) -> Property:
         key: object = frozenset((tuple(c.term.factors.items()), c.term.constant, c.strict) for c in about_inputs)
         boxes[key] = about_inputs
         by_box[key].append(about_outputs)
+    rows = sum(len(part) for parts in by_box.values() for part in parts)
+    limits.checked_shape((rows, outputs), "the conditions on outputs")
+    limits.checked_shape((len(boxes), inputs), "the bounds of inputs")
     made: list[Box] = []
     for key, about_inputs in boxes.items():
         asked = tuple(clause_of(part, outputs) for part in by_box[key])
@@ -95,9 +93,9 @@ def _apart(case: list[Constraint], inputs: int, outputs: int) -> tuple[list[Cons
     for constraint in case:
         names = constraint.term.factors
         for name in names:
-            limit = {"X_": inputs, "Y_": outputs}.get(name[:2], 0)
-            if not name[2:].isdecimal() or int(name[2:]) >= limit:
-                raise PolycertError(f"the variable {name!r} is not declared")
+            limit, number = {"X_": inputs, "Y_": outputs}.get(name[:2], 0), place(name)
+            if number is None or number >= limit:
+                raise PolycertError(f"the variable {shown(name)} is not declared")
         if not names:
             raise PolycertError("a condition has no variable")
         if all(name.startswith("Y_") for name in names):

@@ -21,13 +21,13 @@ def parse_second(text: str) -> Property:
         raise PolycertError("VNN-LIB 2.0 needs the package vnnlib: pip install 'polycert[vnnlib]'") from None
     try:
         query = vnnlib.parse_query_string(text)
-    except (vnnlib.VNNLibException, ValueError, RuntimeError) as error:
+    except (vnnlib.VNNLibException, ValueError, RuntimeError, IndexError, OverflowError) as error:
         raise PolycertError(str(error)[:200]) from None
     if len(query.networks) != 1 or len(query.networks[0].inputs) != 1 or len(query.networks[0].outputs) != 1:
         raise PolycertError("only one network with one input and one output is supported")
     network = query.networks[0]
     sizes = [math.prod(part.shape) for part in (network.inputs[0], network.outputs[0])]
-    conditions = [clauses(_expression(assertion.expr)) for assertion in query.assertions]
+    conditions = (clauses(_expression(assertion.expr)) for assertion in query.assertions)
     return property_of(sizes[0], sizes[1], conjunction(conditions))
 
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow.parquet
 from pandas.api.types import is_numeric_dtype
 
+from polycert.arrays import read_arrays
 from polycert.errors import PolycertError
+from polycert.limits import ENTRIES, RECIPE, parse_json, parse_toml, read_text
 from polycert.training.metrics import read_metrics
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Record = Mapping[str, Any]
 FloatArray = npt.NDArray[np.float32]
@@ -152,7 +147,7 @@ def _is_record(content: Any) -> bool:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_text(path))
     except ValueError as error:
         raise PolycertError(f"{str(path)!r} is not JSON ({error}): write it again") from error
 
@@ -170,7 +165,7 @@ def _read_recipe(path: Path) -> Record:
     if not path.is_file():
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_text(path, RECIPE))
     except ValueError as error:
         raise PolycertError(f"{str(path)!r} is not TOML ({error}): restore the file that the training wrote") from error
 
@@ -180,7 +175,12 @@ def read_samples(path: Path) -> pd.DataFrame | None:
     if not path.is_file():
         return None
     try:
+        declared = pyarrow.parquet.read_metadata(path)
+        if declared.num_rows * declared.num_columns > ENTRIES:
+            raise PolycertError(f"{str(path)!r} declares more than {ENTRIES} entries: evaluate again with --samples")
         frame = pd.read_parquet(path)
+    except PolycertError:
+        raise
     except (OSError, ValueError) as error:
         raise PolycertError(f"cannot read {str(path)!r} as parquet: evaluate again with --samples") from error
     missing = [key for key in SAMPLE_KEYS if key not in frame or not is_numeric_dtype(frame[key])]
@@ -200,9 +200,9 @@ def read_examples(path: Path) -> Examples | None:
     if not path.is_file():
         return None
     try:
-        with np.load(path, allow_pickle=False) as content:
-            index, inputs, found = (content[name] for name in ("index", "input", "counterexample"))
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        content = read_arrays(path)
+        index, inputs, found = (content[name] for name in ("index", "input", "counterexample"))
+    except (PolycertError, KeyError) as error:
         raise PolycertError(
             f"cannot read index, input and counterexample from {str(path)!r}: evaluate again with --samples"
         ) from error

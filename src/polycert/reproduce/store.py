@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from polycert.errors import PolycertError
+from polycert.limits import parse_json, read_text
 from polycert.reproduce.settings import Setting
 
 RELEASED = "released"
@@ -125,8 +125,8 @@ def _checked(path: Path, kind: type[Model]) -> Model:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = parse_json(read_text(path))
+    except ValueError as error:
         raise PolycertError(f"{path} cannot be read as JSON ({error}): write it anew") from None
     if not isinstance(found, dict):
         raise PolycertError(f"{path} must hold one JSON object, got {type(found).__name__}: write it anew")

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polycert.errors import PolycertError
+from polycert.limits import parse_json, read_text
 from polycert.records import whole_file
 from polycert.training.metrics import read_metrics
 
@@ -86,7 +87,7 @@ class RunFolder:
         if not self.started:
             raise PolycertError(f"there is no checkpoint in {str(self.path)!r}: train without --resume first")
         try:
-            facts = json.loads(self.state.read_text(encoding="utf-8"))
+            facts = parse_json(read_text(self.state))
             if facts["format"] != FORMAT:
                 raise PolycertError(f"{self.state} has format {facts['format']}, this version reads {FORMAT}")
             tensors = safetensors.torch.load_file(self.path / str(facts["tensors"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -11,12 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from polycert.errors import PolycertError
+from polycert.limits import RECIPE, parse_toml, read_text
 from polycert.training.recipe import Recipe, make_recipe
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Values = dict[str, Any]
 METHODS_FILE = "methods"  # what methods take in every setting
@@ -78,7 +73,7 @@ def _resolve(name: str, seen: tuple[str, ...] = ()) -> Values:
         return known[name]
     if not path.is_file():
         raise PolycertError(f"there is no recipe file {name!r}")
-    values = _parse(path.read_text(encoding="utf-8"), path.name)
+    values = _parse(read_text(path, RECIPE), path.name)
     base = values.pop("base", None)
     if base is None:
         return values
@@ -88,8 +83,8 @@ def _resolve(name: str, seen: tuple[str, ...] = ()) -> Values:
 
 def _parse(text: str, name: str) -> Values:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise PolycertError(f"{name} is not TOML: {error}") from None
 
 
@@ -106,8 +101,8 @@ def _put(values: Values, keys: list[str], value: Any) -> Values:
 def _value(text: str) -> Any:
     """As in TOML; what is none is text."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from polycert.errors import PolycertError
+from polycert.limits import parse_json, read_text
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """One row per epoch, none without a file; a last line that a kill cut short does not count."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    lines = read_text(path).splitlines() if path.is_file() else []
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             if number == len(lines):
                 break

@@ -17,6 +17,7 @@ import torch
 from polycert.errors import PolycertError
 from polycert.evaluation.files import record_text
 from polycert.graph import Network
+from polycert.limits import parse_json, read_text
 from polycert.loading import load as load_file
 from polycert.loading import load_module
 from polycert.records import whole_file
@@ -58,7 +59,7 @@ class Entry:
     @property
     def record(self) -> dict[str, Any]:
         """Its row, as `polycert evaluate` wrote it."""
-        return dict(json.loads(self.path(RECORD).read_text(encoding="utf-8")))
+        return _record(self.path(RECORD))
 
     def verify(self) -> None:
         """The weights are those that were put here, or a clear error."""
@@ -118,11 +119,18 @@ def add(run_dir: Path, name: str | None = None, folder: Path | None = None) -> E
                 f"--out {run_dir / RUN[RECORD]}"
             )
     load_module(run_dir / RUN[MODEL]), read_recipe(str(run_dir / RUN[RECIPE]))
-    record = json.loads((run_dir / RUN[RECORD]).read_text(encoding="utf-8"))
+    record = _record(run_dir / RUN[RECORD])
     others = sum(Entry(other, "", where).path().stat().st_size for other in _manifest(where) if other != called)
     if others + (run_dir / RUN[MODEL]).stat().st_size > LARGEST:
         raise PolycertError(f"the zoo's models may take {LARGEST // 2**20} MB together, and {called!r} does not fit in")
     return _put(run_dir, Entry(called, digest(run_dir / RUN[MODEL]), where), {**record, "model": called})
+
+
+def _record(path: Path) -> dict[str, Any]:
+    try:
+        return dict(parse_json(read_text(path)))
+    except (ValueError, TypeError) as error:
+        raise PolycertError(f"{path} is no record ({error}): write it with polycert evaluate") from None
 
 
 def _put(run_dir: Path, made: Entry, record: dict[str, Any]) -> Entry:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from polycert import limits
 from polycert.errors import PolycertError, reason
 
-LARGEST_FILE = 2**31 - 1  # what a protobuf can hold
-LARGEST_VALUE = 2**27  # entries of any one tensor in the program
-LARGEST_RANK = 8
+LARGEST_VALUE = limits.ENTRIES  # of any one tensor in the program
 OPSETS = range(7, 24)
 STANDARD = ("", "ai.onnx")
 FLOAT, DOUBLE = 1, 11  # ONNX's numbers of these types
 
-Shape = tuple[int, ...]
+Shape = limits.Shape
+checked_shape = limits.checked_shape
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def read_program(path: Path) -> Program:
     import onnx
     from google.protobuf.message import DecodeError
 
-    content = _content(path)
+    content = limits.read_bytes(path, limits.PROTOBUF)
     try:
         model = onnx.ModelProto.FromString(content)
     except (DecodeError, ValueError, RecursionError) as error:
@@ -85,16 +85,6 @@ def read_program(path: Path) -> Program:
         raise PolycertError(f"cannot read {path.name}: {error}") from None
     except (ValueError, TypeError, UnicodeDecodeError, OverflowError) as error:
         raise PolycertError(f"cannot read {path.name}: {reason(error)}") from None
-
-
-def _content(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        if size > LARGEST_FILE:
-            raise PolycertError(f"{path.name} has {size} bytes, but an ONNX file has {LARGEST_FILE} at most")
-        return path.read_bytes()
-    except OSError as error:
-        raise PolycertError(f"cannot read {path.name}: {error.strerror}") from None
 
 
 def _program(model: Any, source: str, content: bytes) -> Program:
@@ -145,15 +135,6 @@ def _input_shape(value: Any) -> Shape:
     if not sizes or min(sizes) < 1:
         raise PolycertError(f"the input {value.name!r} has free axes beside the batch: export it with fixed sizes")
     return checked_shape(sizes, f"the input {value.name!r}")
-
-
-def checked_shape(sizes: Sequence[int], what: str) -> Shape:
-    """A shape of reasonable size."""
-    shape = tuple(int(n) for n in sizes)
-    if any(n < 0 for n in shape) or len(shape) > LARGEST_RANK or math.prod(shape) > LARGEST_VALUE:
-        listed = "×".join(str(n) for n in shape[: LARGEST_RANK + 1])
-        raise PolycertError(f"{what} would have shape {listed}: at most {LARGEST_VALUE} entries are supported")
-    return shape
 
 
 def tensor_of(tensor: Any) -> np.ndarray:
