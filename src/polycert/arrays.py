@@ -38,6 +38,8 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, n
         with path.open("rb") as file:
             if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
                 raise PolycertError("it holds a single array: save several by name with numpy.savez")
+        if not zipfile.is_zipfile(path):
+            raise PolycertError("it is no archive of arrays, and Python objects are never loaded")
         with zipfile.ZipFile(path) as archive:
             members = {m.filename.removesuffix(ENDING): m for m in archive.infolist()}
             wanted = members.keys() if names is None else [name for name in names if name in members]

@@ -1,11 +1,14 @@
 """The one exception type that means: the caller can fix this."""
 
+LONGEST = 2000  # characters of a sentence: what it quotes from a file may have no end
+
 
 class PolycertError(ValueError):
     """A request that cannot be met; the message is one sentence, on one line, that says what to do."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        sentence = " ".join(message.split())
+        super().__init__(sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST]}…")
 
 
 def reason(error: BaseException) -> str:

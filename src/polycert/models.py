@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from polycert import limits
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, reason
 
 Layer = dict[str, Any]
 Architecture = list[Layer]
@@ -43,7 +43,7 @@ def build(architecture: Architecture) -> nn.Sequential:
         try:
             modules.append(_LAYERS[kind](**arguments))
         except TypeError as error:
-            raise PolycertError(f"layer {position} ({kind}) has wrong arguments: {error}") from None
+            raise PolycertError(f"layer {position} ({kind}) has wrong arguments: {reason(error)}") from None
     return nn.Sequential(*modules)
 
 

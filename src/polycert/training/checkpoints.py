@@ -92,7 +92,7 @@ class RunFolder:
                 raise PolycertError(f"{self.state} has format {facts['format']}, this version reads {FORMAT}")
             tensors = safetensors.torch.load_file(self.path / str(facts["tensors"]))
             return int(facts["epoch"]), Checkpoint(facts, tensors)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError, SafetensorError) as error:
             raise PolycertError(f"the checkpoint in {str(self.path)!r} cannot be read: {error}") from None
 
     def cut_metrics(self, epochs: int) -> None:

@@ -216,6 +216,10 @@ def make_recipe(values: dict[str, Any]) -> Recipe:
         return Recipe.model_validate(values)
     except ValidationError as error:
         raise PolycertError(_explain(error)) from None
+    except OverflowError:
+        raise PolycertError(
+            "recipe: a schedule leaves the range of numbers: give smaller epochs, times or factors"
+        ) from None
 
 
 def _explain(error: ValidationError) -> str:
