@@ -1,4 +1,4 @@
-"""The one exception type that means: the caller can fix this."""
+"""The one exception type that means: the caller can fix this; and the one warning: the caller should know this."""
 
 LONGEST = 2000  # characters of a sentence: what it quotes from a file may have no end
 
@@ -9,6 +9,10 @@ class PolycertError(ValueError):
     def __init__(self, message: str) -> None:
         sentence = " ".join(message.split())
         super().__init__(sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST]}…")
+
+
+class PolycertWarning(UserWarning):
+    """What was left out, or not done, although the result is right; one sentence."""
 
 
 def reason(error: BaseException) -> str:

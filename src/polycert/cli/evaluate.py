@@ -127,6 +127,9 @@ def _interrupted(options: EvaluateOptions) -> NoReturn:
 
 def _finish(options: EvaluateOptions, job: Job, found: Evaluation) -> None:
     record = found.record
+    if found.resumed and not options.quiet:
+        counts = " and ".join(f"{count} {what}" for what, count in found.resumed.items())
+        tell(f"{counts} were taken over from an earlier run")
     show_record(f"{record['model']} on {job.source}, {record['n']} of {job.total} samples", record)
     if options.out is not None and not options.quiet:
         tell(f"written to {options.out}")

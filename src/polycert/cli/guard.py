@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, PolycertWarning
 
 FAILURE, BAD_USAGE, INTERRUPTED = 1, 2, 130
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # torch, by device and system
@@ -51,12 +51,17 @@ def guard(run: Callable[[], None], *, debug: bool) -> None:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """No warnings and log records of other libraries: torch logs a traceback for every model it cannot trace."""
+    """No warnings and log records of other libraries: torch logs a traceback for every model it cannot trace.
+
+    Our own warnings become a line each.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            warnings.simplefilter("always", PolycertWarning)
+            warnings.showwarning = lambda message, *_, **__: tell(f"warning: {message}", style="yellow")
             yield
     finally:
         logging.disable(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from polycert.attacks import strike
 from polycert.cli import parsing
-from polycert.cli.guard import BadUsage, usage
+from polycert.cli.guard import BadUsage, tell, usage
 from polycert.cli.options import AttackOptions, VerifyOptions
 from polycert.cli.samples import Job, plan, prepare
 from polycert.cli.slices import Advance, in_slices, progress_bar
@@ -62,6 +63,9 @@ def verify_command(options: VerifyOptions) -> None:
     verdicts = collect(question, found)
     if options.out is not None:
         _save_counterexamples(verdicts, options.out)
+    resumed = sum(decision.resumed for decision in found.values())
+    if resumed and not options.quiet:
+        tell(f"{resumed} of {len(found)} verdicts were taken over from the journal of an earlier run")
     done = Ended(len(found), time.perf_counter() - clock)
     frame = verdicts.to_frame()
     finish(options, job, done, frame, _summary(job, verdicts, frame) | {"eps": options.eps} | about_set(asked))
@@ -76,12 +80,13 @@ def _decide(
     workers = options.workers or max(1, (os.cpu_count() or 1) // team.count)
     journal = None if options.out is None else journal_of(options.out, team.rank)
     try:
-        for position, decision in decisions(question, batch=job.batch, workers=workers, total=total, journal=journal):
-            decision = decision.trusting() if options.trust_solver else decision
-            found[position] = decision
-            counts[decision.status] += 1
-            text = ", ".join(f"{counts[name]} {name}" for name in (ROBUST, FALSIFIED, UNKNOWN))
-            bar.update(bar.task_ids[0], description=text, total=len(question), completed=len(found))
+        with closing(decisions(question, batch=job.batch, workers=workers, total=total, journal=journal)) as verdicts:
+            for position, decision in verdicts:
+                decision = decision.trusting() if options.trust_solver else decision
+                found[position] = decision
+                counts[decision.status] += 1
+                text = ", ".join(f"{counts[name]} {name}" for name in (ROBUST, FALSIFIED, UNKNOWN))
+                bar.update(bar.task_ids[0], description=text, total=len(question), completed=len(found))
     except KeyboardInterrupt:
         if not found:
             raise

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,14 @@ class Evaluation:
         columns: what was measured on each sample, arrays `[n]`.
         inputs: the samples `[n, *shape]`.
         points: the nearest counterexample of each sample `[n, *shape]`, NaN where none was found; None if not asked.
+        resumed: how many measured `samples` and `exact verdicts` were taken over from an earlier run, where any were.
     """
 
     record: dict[str, Any]
     columns: Mapping[str, np.ndarray]
     inputs: np.ndarray
     points: np.ndarray | None
+    resumed: Mapping[str, int] = field(default_factory=dict)
 
     def to_frame(self) -> pd.DataFrame:
         """One line for each sample."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,18 @@ from torch import Tensor
 
 from polycert import __version__
 from polycert.arrays import read_arrays
+from polycert.errors import PolycertWarning
 from polycert.evaluation.bounds import bound
 from polycert.evaluation.search import search
 from polycert.evaluation.strikes import attack_all, smallest
 from polycert.evaluation.task import Stage, Task
-from polycert.exact.question import as_bytes, digest, network_parts
+from polycert.fingerprint import fingerprint
+from polycert.locks import locked
 from polycert.records import whole_file
-from polycert.sets import Ball
 
 SLICE = 1000  # samples: few enough to lose little, enough for attacks on the few that are not proved
-SECONDS = "seconds_"
+COLUMN, SECONDS = "column_", "seconds_"
+SEAL = "seal"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,7 @@ class Part:
     points: np.ndarray  # [n, *shape]: the nearest counterexample, NaN where there is none; one entry if not asked for
     hits: np.ndarray  # [n, *shape]: a counterexample within eps where `attacked`
     seconds: dict[str, float]
+    resumed: dict[str, int] = field(default_factory=dict)  # what an earlier run had found already
 
     def __len__(self) -> int:
         return len(self.columns["label"])
@@ -73,11 +78,12 @@ def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def joined(parts: list[Part]) -> Part:
-    """Several slices as one; seconds add up."""
+    """Several slices as one; seconds and counts add up."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     seconds = {name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds}
     points, hits = (np.concatenate(arrays) for arrays in zip(*((p.points, p.hits) for p in parts), strict=True))
-    return Part(columns, points, hits, seconds)
+    resumed = sum((Counter(part.resumed) for part in parts), Counter())
+    return Part(columns, points, hits, seconds, dict(resumed))
 
 
 @dataclass(frozen=True)
@@ -86,17 +92,28 @@ class Store:
 
     folder: Path | None
 
+    @contextmanager
+    def locked(self, rank: int) -> Iterator[None]:
+        """Refuses a second process that does the same work."""
+        if self.folder is None:
+            yield
+            return
+        with locked(self.folder.with_suffix(f".lock{rank or ''}")):
+            yield
+
     def measured(self, task: Task, stage: Stage) -> Part:
         """A slice from disk, or measured and written there."""
         if self.folder is None:
             return measure(task, stage)
-        path = self.folder / f"{_fingerprint(task)}.npz"
-        if path.is_file():
-            return _read(path)
+        about = _fingerprint(task)
+        path = self.folder / f"{about}.npz"
+        part = _read(path, about) if path.is_file() else None
+        if part is not None:
+            return replace(part, resumed={"samples": len(part)})
         part = measure(task, stage)
         self.folder.mkdir(exist_ok=True)
         with whole_file(path) as name, name.open("wb") as file:
-            np.savez(file, **_flat(part))
+            np.savez(file, **_sealed(_flat(part), about))
         return part
 
     def clear(self) -> None:
@@ -109,30 +126,38 @@ class Store:
             self.folder.rmdir()
 
 
-def _flat(part: Part) -> dict[str, Any]:
+def _flat(part: Part) -> dict[str, np.ndarray]:
     seconds = {SECONDS + name: np.array(value) for name, value in part.seconds.items()}
-    return {**{f"column_{k}": v for k, v in part.columns.items()}, **seconds, "points": part.points, "hits": part.hits}
+    return {**{COLUMN + k: v for k, v in part.columns.items()}, **seconds, "points": part.points, "hits": part.hits}
 
 
-def _read(path: Path) -> Part:
-    arrays = read_arrays(path)
-    columns = {name.removeprefix("column_"): array for name, array in arrays.items() if name.startswith("column_")}
+def _sealed(arrays: dict[str, np.ndarray], about: str) -> dict[str, Any]:
+    """With a checksum of the arrays and of what they are about."""
+    return {**arrays, SEAL: np.array(fingerprint(about, arrays))}
+
+
+def _read(path: Path, about: str) -> Part | None:
+    """A slice from disk; None, with a warning, if it is not as it was written, or about something else."""
+    try:
+        arrays = read_arrays(path)
+        seal = arrays.pop(SEAL)
+        whole = bool(_sealed(arrays, about)[SEAL] == seal)
+    except Exception:  # damaged files break in many ways
+        whole = False
+    if not whole:
+        warnings.warn(f"{path} is damaged, and its samples are measured again", PolycertWarning, stacklevel=2)
+        return None
+    columns = {name.removeprefix(COLUMN): value for name, value in arrays.items() if name.startswith(COLUMN)}
     seconds = {name.removeprefix(SECONDS): float(value) for name, value in arrays.items() if name.startswith(SECONDS)}
     return Part(columns, arrays["points"], arrays["hits"], seconds)
 
 
 def _fingerprint(task: Task) -> str:
     """Of the network, the ball, the settings and the samples; not of how they are batched."""
-    graph = task.network.bind()
-    samples = (as_bytes(task.x), task.y.tolist(), task.index.tolist(), task.searched.tolist())
-    return digest(
-        __version__, graph.dtype, network_parts(graph), _ball_parts(task.ball), asdict(task.settings), samples
-    )
-
-
-def _ball_parts(ball: Ball) -> list[object]:
-    sides = [None if side is None else as_bytes(torch.as_tensor(side)) for side in (ball.eps, ball.low, ball.high)]
-    return [ball.norm, ball.minimum, *sides]
+    with torch.no_grad():
+        network = (task.network.bind(), task.network.bind(torch.float64))
+    samples = (task.x, task.y, task.index, task.searched)
+    return fingerprint(__version__, network, task.ball, task.settings, samples)
 
 
 def slices(total: int) -> list[slice]:

@@ -112,6 +112,24 @@ def run(
 ) -> Evaluation | None:
     """A process's share of the samples measured; the first process writes and gets the evaluation, the others None."""
     store = Store(None if out is None else beside(out, "parts"))
+    with store.locked(team.rank):
+        everything = team.gather(_measured(task, exact, out, team, store, report))
+        if not team.first:
+            return None
+        whole = joined(everything)
+        points = whole.points if task.settings.samples else None
+        record = make_record(task, about, whole, exact)
+        found = Evaluation(record, whole.columns, task.x.cpu().numpy(), points, whole.resumed)
+        if out is not None:
+            found.save(out)
+            store.clear()
+        return found
+
+
+def _measured(
+    task: Task, exact: Exact | None, out: Path | None, team: Processes, store: Store, report: Report | None
+) -> list[Part]:
+    """A process's slices, or with exact verdicts all of them as one."""
     parts = slices(len(task))
     mine = [parts[k] for k in team.share(len(parts))]
     tell = _Teller(report, sum(here.stop - here.start for here in mine))
@@ -119,21 +137,11 @@ def run(
     for here in mine:
         measured.append(store.measured(task.part(here), tell.stage))
         tell.finished(len(measured[-1]))
-    if exact is not None and mine:
-        journal = None if out is None else beside(out, f"exact{team.rank or ''}.journal")
-        own = slice(mine[0].start, mine[-1].stop)
-        measured = [_settled(task.part(own), joined(measured), exact, own.start, journal, tell.stage)]
-    everything = team.gather(measured)
-    if not team.first:
-        return None
-    whole = joined(everything)
-    points = whole.points if task.settings.samples else None
-    record = make_record(task, about, whole, exact)
-    found = Evaluation(record, whole.columns, task.x.cpu().numpy(), points)
-    if out is not None:
-        found.save(out)
-        store.clear()
-    return found
+    if exact is None or not mine:
+        return measured
+    journal = None if out is None else beside(out, f"exact{team.rank or ''}.journal")
+    own = slice(mine[0].start, mine[-1].stop)
+    return [_settled(task.part(own), joined(measured), exact, own.start, journal, tell.stage)]
 
 
 class _Teller:
@@ -159,11 +167,13 @@ def _settled(task: Task, part: Part, exact: Exact, begin: int, journal: Path | N
     count = min(len(task), max((exact.limit or math.inf) - begin, 0))
     few = slice(0, int(count))
     status = np.full(len(task), "", dtype=object)
+    resumed = part.resumed
     if count:
         columns = {name: values[few] for name, values in part.columns.items()}
-        status[few] = settle(task.part(few), columns, part.hits[few], exact, journal, stage)
+        status[few], taken = settle(task.part(few), columns, part.hits[few], exact, journal, stage)
+        resumed = resumed | {"exact verdicts": taken}
     seconds = part.seconds | {"exact": time.perf_counter() - clock}
-    return replace(part, columns=part.columns | {"status": status}, seconds=seconds)
+    return replace(part, columns=part.columns | {"status": status}, seconds=seconds, resumed=resumed)
 
 
 def make_record(task: Task, about: Mapping[str, Any], whole: Part, exact: Exact | None) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,9 +44,16 @@ class Exact:
             raise PolycertError(f"the limit of exact verdicts must be at least 1, got {self.limit}")
 
 
+class Settled(NamedTuple):
+    """Verdicts `[n]`, and how many of them were taken over from a journal."""
+
+    status: np.ndarray
+    resumed: int = 0
+
+
 def settle(
     task: Task, columns: dict[str, np.ndarray], hits: np.ndarray, exact: Exact, journal: Path | None, stage: Stage
-) -> np.ndarray:
+) -> Settled:
     """`robust`, `falsified` or `unknown` for each sample of the task, `[n]`.
 
     Rigorous bounds settle most; counterexamples of attacks are replayed in the exact set; the rest is searched.
@@ -53,21 +62,23 @@ def settle(
     status = np.where(sure, ROBUST, UNKNOWN).astype(object)
     left = torch.from_numpy(np.flatnonzero(~sure))
     if len(left) == 0:
-        return status
+        return Settled(status)
     effort = Effort(timeout=exact.timeout, seed=task.settings.seed)
     question = ask(task.network, task.x[left], task.y[left], task.ball, effort, task.index[left])
     fallen = _replayed(question, columns["attacked"][left], hits[left])
     status[left[fallen]] = FALSIFIED
     rest = (~fallen).nonzero().squeeze(1)
     if len(rest) == 0:
-        return status
-    verdicts = decisions(
-        question.part(rest), batch=task.batch, workers=exact.workers, total=exact.seconds, journal=journal
-    )
-    for done, (position, decision) in enumerate(verdicts, start=1):
-        status[left[rest[position]]] = decision.status
-        stage("exact verdicts", done, len(rest))
-    return status
+        return Settled(status)
+    resumed = 0
+    with closing(
+        decisions(question.part(rest), batch=task.batch, workers=exact.workers, total=exact.seconds, journal=journal)
+    ) as verdicts:
+        for done, (position, decision) in enumerate(verdicts, start=1):
+            status[left[rest[position]]] = decision.status
+            resumed += decision.resumed
+            stage("exact verdicts", done, len(rest))
+    return Settled(status, resumed)
 
 
 def _replayed(question: Question, attacked: np.ndarray, hits: np.ndarray) -> torch.Tensor:

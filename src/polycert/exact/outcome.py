@@ -34,6 +34,7 @@ class Decision:
         evaluations: bounds evaluated, one for each node and step.
         nodes: of the search tree.
         seconds: spent on this input.
+        resumed: whether it was taken over from a journal.
     """
 
     status: str
@@ -43,6 +44,7 @@ class Decision:
     evaluations: int = 0
     nodes: int = 0
     seconds: float = 0.0
+    resumed: bool = False
 
     def trusting(self) -> Decision:
         """The same with a solver's word taken for a proof: `robust`, still marked by its `proof`."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass, replace
-from hashlib import sha256
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from polycert import __version__
 from polycert.exact.frozen import Frozen
-from polycert.graph import Graph
+from polycert.fingerprint import fingerprint
 from polycert.sets import Region
+
+# Settings that say how hard to try: another one may leave a sample undecided, but no verdict means anything else.
+EFFORT = ("timeout", "memory", "solver", "attack_steps", "attack_restarts", "seed")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class Settings:
     attack_steps: int = 40
     attack_restarts: int = 3
     seed: int = 0
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """All that is not mere effort: a verdict under other such settings says something else."""
+        return {name: value for name, value in asdict(self).items() if name not in EFFORT}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,32 +66,13 @@ class Question:
 
     @property
     def fingerprint(self) -> str:
-        """Of the network and of the kind of set: what a journal's records have in common."""
-        box = [None if side is None else as_bytes(side) for side in (self.region.low, self.region.high)]
-        return digest(self.net.own.dtype, network_parts(self.net.own), self.region.norm, box)
+        """Of the network, of the kind of set, and of what a verdict means: what a journal's records have in common."""
+        region, network = self.region, (self.net.own, self.net.double)
+        return fingerprint(
+            __version__, network, float(region.norm), region.low, region.high, region.minimum, self.settings.meaning
+        )
 
     def sample_fingerprints(self) -> list[str]:
         """Of each sample: its input, label and radius."""
         parts = zip(self.region.x, self.label.tolist(), self.region.eps.tolist(), strict=True)
-        return [digest(as_bytes(x), label, eps)[:16] for x, label, eps in parts]
-
-
-def network_parts(graph: Graph) -> list[object]:
-    """All that the graph's values depend on."""
-    found: list[object] = []
-    for node in graph.nodes:
-        found += [type(node.op).__name__, node.inputs, node.shape]
-        if is_dataclass(node.op):
-            values = [getattr(node.op, item.name) for item in fields(node.op)]
-            found += [as_bytes(v) if isinstance(v, Tensor) else repr(v) for v in values]
-    return found
-
-
-def as_bytes(values: Tensor) -> bytes:
-    """Numbers as bytes that do not depend on their type or device."""
-    return values.detach().cpu().to(torch.float64).contiguous().numpy().tobytes()
-
-
-def digest(*parts: object) -> str:
-    """A fingerprint of anything that prints what it is."""
-    return sha256(repr(parts).encode()).hexdigest()
+        return [fingerprint(*part) for part in parts]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -13,13 +14,12 @@ from torch import Tensor, nn
 from polycert.envelopes import classes_of
 from polycert.errors import PolycertError
 from polycert.exact.frozen import Frozen
-from polycert.exact.journal import Journal
+from polycert.exact.journal import open_journal
 from polycert.exact.milp import get_solver
 from polycert.exact.outcome import Decision
 from polycert.exact.question import Question, Settings
 from polycert.exact.rounds import in_rounds
 from polycert.exact.verdicts import Verdict, Verdicts
-from polycert.exact.workers import Answers
 from polycert.graph import Network
 from polycert.inputs import as_inputs, as_labels, check_finite
 from polycert.memory import batch_size_for, check_counts
@@ -64,7 +64,7 @@ def verify(
             otherwise that is `unknown`.
         seed: of the attack.
         journal: a file to which decisions are appended as they come. If it is there already, what it decides is taken
-            from it; undecided samples are tried again.
+            from it (such decisions are marked `resumed`); undecided samples are tried again.
         progress: called with (samples done, samples in all).
 
     Example:
@@ -79,10 +79,11 @@ def verify(
     question = ask(net, x, y, ball, Settings(timeout=timeout, memory=memory, solver=solver, seed=seed))
     batch = batch_size_for(question.net.own, batch_size=batch_size)
     found: dict[int, Decision] = {}
-    for position, decision in decisions(question, batch=batch, workers=workers, total=total, journal=journal):
-        found[position] = decision.trusting() if trust_solver else decision
-        if progress is not None:
-            progress(len(found), len(question))
+    with closing(decisions(question, batch=batch, workers=workers, total=total, journal=journal)) as verdicts:
+        for position, decision in verdicts:
+            found[position] = decision.trusting() if trust_solver else decision
+            if progress is not None:
+                progress(len(found), len(question))
     return collect(question, found)
 
 
@@ -104,12 +105,15 @@ def ask(
 
 def decisions(
     question: Question, *, batch: int, workers: int, total: float, journal: str | os.PathLike[str] | None = None
-) -> Answers:
-    """Decide all samples, in any order: pairs of position and decision, first those that the journal holds."""
+) -> Generator[tuple[int, Decision], None, None]:
+    """Decide all samples, in any order: pairs of position and decision, first those that the journal holds.
+
+    The journal is locked until the generator is closed.
+    """
     if journal is None:
         yield from in_rounds(question, torch.arange(len(question)), batch=batch, workers=workers, seconds=total)
         return
-    with Journal(Path(journal), question) as book:
+    with open_journal(Path(journal), question) as book:
         yield from book.known.items()
         left = torch.tensor([k for k in range(len(question)) if k not in book.known], dtype=torch.long)
         for position, decision in in_rounds(question, left, batch=batch, workers=workers, seconds=total):

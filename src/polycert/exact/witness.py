@@ -47,11 +47,12 @@ class Replay:
     def __call__(self, points: Tensor) -> Witness | None:
         """The best witness among candidates `[n, inputs]` or `[n, *shape]`, or None if none fails in float64."""
         shaped = points.detach().double().reshape(-1, *self.region.x.shape[1:])
-        found = [self._best(self.inward(shaped, dtype)) for dtype in dict.fromkeys((self.net.own.dtype, torch.float64))]
+        found = [self.best(self.inward(shaped, dtype)) for dtype in dict.fromkeys((self.net.own.dtype, torch.float64))]
         believed = [w for w in found if w is not None]
         return min(believed, key=lambda w: (not w.agreed, w.margin), default=None)
 
-    def _best(self, points: Tensor) -> Witness | None:
+    def best(self, points: Tensor) -> Witness | None:
+        """The best witness among candidates `[n, *shape]`, float64, taken as they are."""
         with torch.no_grad():
             margin = self.spec.worst(self.net.double.forward(points))
             own = self.spec.worst(self.net.own.forward(points.to(self.net.own.dtype)))
