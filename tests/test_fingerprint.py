@@ -55,11 +55,13 @@ DIFFERENT = [
     *((), [], {}, (1,), [1], ((1,), 2), (1, (2,)), (1, 2), ((1, 2),), ("a", "bc"), ("ab", "c"), ((),)),
     *({1: 2}, {1: 3}, {2: 1}, Two(1, 2), Two(2, 1), Two(1), Other(1, 2), Pair(1, 2), Two((1, 2))),
     *(len, max, dict, Two, Pair, partial(max, 1), partial(max, 2), partial(min, 1), partial(max, key=len)),
-    *(torch.float32, torch.float64, torch.zeros(2), torch.zeros(2, 1), torch.zeros(1, 2), torch.zeros(0), torch.zeros(())),
+    *(torch.float32, torch.float64, torch.zeros(2), torch.zeros(2, 1), torch.zeros(1, 2)),
+    *(torch.zeros(0), torch.zeros(())),
     *(torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int32), torch.tensor([0.0, -0.0])),
     *(torch.tensor([nan(1)], dtype=torch.float64), torch.tensor([nan(2)], dtype=torch.float64), torch.tensor([True])),
     *(torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.float16), torch.zeros(0, 3), torch.zeros(3, 0)),
-    *(np.zeros(2), np.zeros(2, "f4"), np.zeros((1, 2)), np.zeros(2, ">f8"), np.array(["a", "bc"]), np.array(["ab", "c"])),
+    *(np.zeros(2), np.zeros(2, "f4"), np.zeros((1, 2)), np.zeros(2, ">f8")),
+    *(np.array(["a", "bc"]), np.array(["ab", "c"])),
 ]  # fmt: skip
 
 

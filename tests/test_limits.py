@@ -397,7 +397,7 @@ def test_devices_that_hold_no_numbers(tmp_path: Path) -> None:
     with pytest.raises(pc.PolycertError, match="hold no numbers"):
         pc.capture(nn.Linear(4, 2, device="meta"), (4,))
     with pytest.raises(pc.PolycertError, match="device 'meta'"):
-        pc.certify(pc.load(tmp_path / "n.safetensors"), torch.ones(1, 4, device="meta"), pc.Ball(2, 0.1))
+        pc.certify(pc.load(tmp_path / "n.safetensors"), torch.ones(1, 4, device="meta"), None, pc.Ball(2, 0.1))
 
 
 @pytest.mark.parametrize("shape", [(-4,), (0, 4), (2**40,), (1,) * 9])

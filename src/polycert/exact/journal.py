@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from polycert.errors import PolycertWarning
-from polycert.exact.outcome import FALSIFIED, ROBUST, UNKNOWN, Decision
+from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Decision
 from polycert.exact.question import Question
 from polycert.exact.sealed import Line, Sealed
 from polycert.exact.specification import Specification
@@ -46,9 +46,9 @@ class Entry(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> Entry:
-        """A robust sample has a proof and no counterexample, a falsified one the contrary."""
-        given = (self.proof is not None, self.counterexample is not None)
-        if self.status != UNKNOWN and given != (self.status == ROBUST, self.status == FALSIFIED):
+        """A robust sample has a rigorous proof, a falsified one a counterexample; a solver's word leaves it unknown."""
+        proofs = {ROBUST: (RIGOROUS,), FALSIFIED: (None,), UNKNOWN: (None, SOLVER)}[self.status]
+        if self.proof not in proofs or (self.counterexample is not None) != (self.status == FALSIFIED):
             raise ValueError("proof and counterexample do not fit the status")
         return self
 
