@@ -53,14 +53,19 @@ def largest_drop(weight: Tensor, cap: Tensor | None, eps: Tensor, norm: float, r
     if _needs_range(norm, weight):
         return largest_drop(weight.double(), cap.double(), eps.double(), norm, relative).to(weight.dtype)
     weight, cap = torch.broadcast_tensors(weight, cap)
-    with torch.no_grad():
-        room = cap / torch.where(eps > 0, eps, 1)[..., None]  # of a ball of radius 1, where powers are tame
     drop = torch.minimum(alone, _full(weight, None, cap) * (1 + 8 * relative))
-    for prices in _prices(weight, room, None, norm):
+    for prices in drop_prices(weight, cap, eps, norm):
         price = torch.where((prices >= 0) & (prices < weight), prices, weight)
         joint = (eps * dual_norm(price, norm) + _full(weight, price, cap)) * (1 + 8 * relative)
         drop = torch.minimum(joint.nan_to_num(nan=math.inf, posinf=math.inf), drop)
     return drop
+
+
+def drop_prices(weight: Tensor, cap: Tensor, eps: Tensor, norm: float) -> list[Tensor]:
+    """Guesses of the prices at which the bound of `largest_drop` is least, each `[..., n]`."""
+    with torch.no_grad():
+        room = cap / torch.where(eps > 0, eps, 1)[..., None]  # of a ball of radius 1, where powers are tame
+    return _prices(weight, room, None, norm)
 
 
 def least_norm(weight: Tensor, cap: Tensor | None, drop: Tensor, norm: float, relative: float = 0.0) -> Tensor:

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from polycert.exact.budget import Budget
 from polycert.exact.dual import Aim, Multipliers, multipliers, proved_bound
-from polycert.exact.leaves import solve_leaf
+from polycert.exact.exact_leaf import ExactLeaf
+from polycert.exact.leaves import Leaf, solve_leaf
 from polycert.exact.nodes import Nodes
 from polycert.exact.outcome import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Result
+from polycert.exact.rational import Undecided
 from polycert.exact.reduction import Reduced
 from polycert.exact.slopes import Ascent, ascend
 from polycert.exact.specification import worst_clause
@@ -153,13 +155,28 @@ class Search:
         """Settle a node without free units by a linear program."""
         leaf = solve_leaf(self.problem, node)
         self.budget.evaluations += 1
-        if leaf is not None and bool(self._closed(node.split, leaf.multipliers, leaf.weight)):
+        if leaf is None:
+            self.stuck.add(int(node.clause))
             return
-        if leaf is not None:
-            self._believe(self.replay(leaf.inputs))
-        if self.witness is None:
-            # Too close to call in float64: the solver's word is noted, and proves nothing.
-            if leaf is not None and leaf.safe:
+        if bool(self._closed(node.split, leaf.multipliers, leaf.weight)):
+            return
+        self._believe(self.replay(leaf.inputs))
+        if self.witness is None and not self._closed_exactly(node, leaf) and self.witness is None:
+            # Too close to call: the solver's word is noted, and proves nothing.
+            if leaf.safe:
                 self.believed = True
             else:
                 self.stuck.add(int(node.clause))
+
+    def _closed_exactly(self, node: Nodes, leaf: Leaf) -> bool:
+        """Whether exact arithmetic proves a leaf; a point of it that fails is a counterexample."""
+        try:
+            exact = ExactLeaf(self.problem, self.replay.net.exact, node, leaf)
+            if exact.proved():
+                return True
+            vertex = exact.vertex()
+        except Undecided:
+            return False
+        if vertex is not None:
+            self._believe(self.replay.exactly(vertex))
+        return False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from polycert.errors import PolycertError
+from polycert.exact.rational import Exact
 from polycert.forms import Shape
 from polycert.graph import Graph, Network
 from polycert.precision import holds, provable
@@ -48,6 +50,11 @@ class Frozen(Network):
     def softmax(self) -> bool:
         """Whether a final softmax was dropped."""
         return self.had_softmax
+
+    @cached_property
+    def exact(self) -> Exact:
+        """The network in exact arithmetic."""
+        return Exact(self.double)
 
     def proving(self, region: Region) -> Graph:
         """The cheapest graph whose bounds over a region are proofs: inputs must survive its type."""

@@ -32,7 +32,8 @@ class Leaf(NamedTuple):
 
     inputs: Tensor  # [1, inputs]
     multipliers: Multipliers
-    weight: Tensor  # [1, rows]
+    beta: Tensor  # [1, units], >= 0: what the sides of the units are worth
+    weight: Tensor  # [1, rows], >= 0
     safe: bool
 
 
@@ -54,7 +55,7 @@ def solve_leaf(problem: Reduced, node: Nodes) -> Leaf | None:
     weight[0, rows] = prices[len(sign) :]
     beta = prices[None, : len(sign)]
     at = multipliers(problem, node.split, torch.zeros_like(beta), beta, Aim.of(problem, weight))
-    return Leaf(torch.from_numpy(x)[None], at, weight, level > TOLERANCE)
+    return Leaf(torch.from_numpy(x)[None], at, beta, weight, level > TOLERANCE)
 
 
 def _affine(problem: Reduced, split: Tensor) -> tuple[Maps, Maps]:

@@ -54,9 +54,32 @@ class Maps(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a reduced problem comes from: what exact arithmetic needs to look at the network itself again."""
+
+    graph: Graph
+    spec: Specification
+    sides: dict[int, Tensor]  # for each activation `[bends, size]`: whether a stable unit is beyond the bend
+    units: Tensor  # [units, 3]: activation, bend and place of each unstable unit
+
+    def held(self, on: Tensor) -> dict[int, Tensor]:
+        """The sides of all units, where the unstable ones are on (`[units]`) or off."""
+        sides = {index: side.clone() for index, side in self.sides.items()}
+        for (index, bend, place), beyond in zip(self.units.tolist(), on.tolist(), strict=True):
+            sides[index][bend, place] = beyond
+        return sides
+
+    def without(self, stable: Tensor, on: Tensor) -> Origin:
+        """The same where more units have become stable."""
+        sides = replace(self, units=self.units[stable]).held(on[stable])
+        return replace(self, sides=sides, units=self.units[~stable])
+
+
+@dataclass(frozen=True, eq=False)
 class Reduced:
     """A specification over one region, as a function of the input and of the unstable units."""
 
+    origin: Origin
     region: Region  # of one sample
     units: Maps
     rows: Maps
@@ -131,13 +154,13 @@ def reduce(graph: Graph, region: Region, intervals: Mapping[int, Interval], spec
     composer = Composer(graph, region, intervals)
     for index in graph.activations:
         composer.add_layer(index)
-    rows = composer.maps(graph.output, spec.rows, spec.constants)
-    return composer.finish(rows, spec.members)
+    return composer.finish(spec)
 
 
 class Unit(NamedTuple):
     """Unstable bends of one activation: where they are, and what they add to its value."""
 
+    bend: Tensor  # number of the bend, [units]
     place: Tensor  # flat position in the activation, [units]
     change: Tensor  # of the slope, [units]
 
@@ -150,6 +173,7 @@ class Composer:
         double = {k: Interval(v.lower.double(), v.upper.double()) for k, v in intervals.items()}
         self.run = Pass(graph, region, _straight, _unbounded, error_model(graph), double)
         self.units: dict[int, Unit] = {}
+        self.sides: dict[int, Tensor] = {}
         self.parts: list[Maps] = []
         self.bounds: list[Interval] = []
 
@@ -161,13 +185,15 @@ class Composer:
         assert isinstance(node.op, Activation)
         pieces = node.op.pieces
         assert pieces is not None
-        places, changes, shifts = [], [], []
-        for at, change in pieces.bends:
+        self.sides[index] = torch.stack([lower >= at for at, _ in pieces.bends])
+        bends, places, changes, shifts = [], [], [], []
+        for number, (at, change) in enumerate(pieces.bends):
             place = ((lower < at) & (upper > at)).nonzero().squeeze(1)
+            bends.append(torch.full_like(place, number))
             places.append(place)
             changes.append(torch.full_like(lower[place], change))
             shifts.append(torch.full_like(lower[place], -at))
-        place, shift = torch.cat(places), torch.cat(shifts)
+        bend, place, shift = torch.cat(bends), torch.cat(places), torch.cat(shifts)
         if len(place) == 0:
             return
         select = torch.zeros(len(place), lower.numel(), dtype=torch.float64).scatter_(1, place[:, None], 1.0)
@@ -175,7 +201,7 @@ class Composer:
         low, high = lower[place] + shift, upper[place] + shift
         wide = outward(low, high)
         self.bounds.append(Interval(*(torch.where(shift == 0, a, b) for a, b in zip((low, high), wide, strict=True))))
-        self.units[index] = Unit(place, torch.cat(changes))
+        self.units[index] = Unit(bend, place, torch.cat(changes))
 
     def maps(self, index: int, rows: Tensor, constants: Tensor) -> Maps:
         """Rows `[rows, *shape]` over a node, plus constants, through all that is stable."""
@@ -193,15 +219,18 @@ class Composer:
             return torch.zeros(count, len(unit.place), dtype=torch.float64)
         return pulled.passed[index].dense().coef.flatten(2)[0][:, unit.place] * unit.change
 
-    def finish(self, rows: Maps, members: Tensor) -> Reduced:
-        """All layers together."""
+    def finish(self, spec: Specification) -> Reduced:
+        """All layers together, and the rows of the specification."""
+        rows = self.maps(self.graph.output, spec.rows, spec.constants)
         ends = list(accumulate((len(part.offset) for part in self.parts), initial=0))
         none = Maps(rows.direct[:0], rows.through[:0], rows.offset[:0], rows.error[:0])
         wide = [p._replace(through=F.pad(p.through, (0, ends[-1] - p.through.shape[1]))) for p in self.parts]
         units = Maps(*(torch.cat(columns) for columns in zip(none, *wide, strict=True)))
         lower, upper = (torch.cat([rows.offset[:0], *(b[side] for b in self.bounds)]) for side in (0, 1))
         layers = tuple(slice(begin, end) for begin, end in pairwise(ends))
-        return Reduced(self.region, units, rows, lower, upper, layers, members)
+        places = [torch.stack([torch.full_like(u.place, k), u.bend, u.place], 1) for k, u in self.units.items()]
+        origin = Origin(self.graph, spec, self.sides, torch.cat([torch.zeros(0, 3, dtype=torch.long), *places]))
+        return Reduced(origin, self.region, units, rows, lower, upper, layers, spec.members)
 
 
 def piecewise_linear(graph: Graph) -> bool:

@@ -89,6 +89,7 @@ def _without(problem: Reduced, stable: Tensor) -> Reduced:
     ends = list(accumulate((count for count in kept if count), initial=0))
     return replace(
         problem,
+        origin=problem.origin.without(stable, on),
         units=Maps(*(part[left] for part in units._replace(through=units.through[:, left]))),
         rows=rows._replace(through=rows.through[:, left]),
         lower=problem.lower[left],

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from polycert.exact.frozen import Frozen
-from polycert.exact.specification import Specification
+from polycert.exact.hidden import relax
+from polycert.exact.rational import Undecided
+from polycert.exact.specification import Specification, worst_clause
+from polycert.forms import Dense
 from polycert.geometry import power_norm
 from polycert.rules import Interval
-from polycert.sets import Region
+from polycert.sets import Ball, Region
 
 # Whole powers are checked in fractions; others, and huge ones, in float64 with this much room.
 LARGEST_POWER = 64
@@ -58,9 +61,45 @@ class Replay:
             own = self.spec.worst(self.net.own.forward(points.to(self.net.own.dtype)))
         order = torch.where(margin <= 0, torch.maximum(margin, own), torch.inf)
         k = int(order.argmin())
-        if not float(margin[k]) <= 0 or not self.inside(points[k]):
+        if not float(margin[k]) <= 0 or not self.inside(points[k]) or self._refuted(points[k]):
             return None
         return Witness(points[k], float(margin[k]), float(own[k]))
+
+    def exactly(self, point: Tensor) -> Witness | None:
+        """A point `[inputs]`, float64, as a witness if it fails without any rounding."""
+        shaped = point.reshape(self.region.x.shape[1:])
+        margin = self.margin(shaped)
+        if margin > 0 or not self.inside(shaped):
+            return None
+        with torch.no_grad():
+            own = self.spec.worst(self.net.own.forward(shaped[None].to(self.net.own.dtype)))
+        return Witness(shaped, float(margin), float(own[0]))
+
+    def margin(self, point: Tensor) -> Fraction:
+        """The least over the clauses of their largest row at one input `[*shape]`, without rounding."""
+        outputs = self.net.exact.outputs(point).fractions()
+        rows = [
+            sum((Fraction(a) * z for a, z in zip(row, outputs, strict=True) if a), Fraction(constant))
+            for row, constant in zip(self.spec.rows.flatten(1).tolist(), self.spec.constants.tolist(), strict=True)
+        ]
+        found: Fraction = min(max(rows[k] for k in clause.nonzero().flatten().tolist()) for clause in self.spec.members)
+        return found
+
+    def _refuted(self, point: Tensor) -> bool:
+        """Whether a point that fails in float64 does not fail in truth: only near ties can be so."""
+        if not self._near_a_tie(point):
+            return False
+        try:
+            return self.margin(point) > 0
+        except Undecided:
+            return False
+
+    def _near_a_tie(self, point: Tensor) -> bool:
+        """Whether intervals with all rounding covered do not show that the point fails."""
+        highest = -relax(
+            self.net.double, Ball(eps=0.0).at(point[None]), Dense(-self.spec.rows[None]), "ibp", "parallel"
+        ).rows
+        return not float(worst_clause(highest + self.spec.constants, self.spec.members)) <= 0
 
     @cached_property
     def box(self) -> Interval:
