@@ -14,11 +14,15 @@ from torch import Tensor, nn
 import polycert as pc
 from polycert.envelopes import Envelope
 from polycert.exact import Decision, Specification, decide
+from polycert.exact.branch import Search
 from polycert.exact.budget import Budget
 from polycert.exact.frozen import Frozen
 from polycert.exact.hidden import relax
 from polycert.exact.milp import by_highs, solve
-from polycert.exact.reduction import Reduced, reduce
+from polycert.exact.nodes import Nodes
+from polycert.exact.reduction import Maps, Origin, Reduced, reduce
+from polycert.exact.refine import _without
+from polycert.exact.slopes import Ascent
 from polycert.exact.witness import Replay
 from polycert.forms import Dense
 from polycert.judge import judge
@@ -199,3 +203,46 @@ def test_inputs_with_one_decimal_as_both_bounds_are_points() -> None:
     assert box is not None
     assert box.lower[0] < box.upper[0]
     assert box.free == 0
+
+
+class Believing(Search):
+    """Nothing is bounded; the first branching believes the solver in clause 0 and proves all other nodes."""
+
+    def bound(self, nodes: Nodes, steps: int) -> Ascent:
+        return Ascent(nodes, torch.zeros(len(nodes), 2), torch.zeros(len(nodes), self.problem.count))
+
+    def _branch(self, open_: Ascent) -> Ascent:
+        self.believed.add(0)
+        return Ascent(open_.nodes[:0], open_.inputs[:0], open_.gaps[:0])
+
+
+def test_a_clause_that_a_solver_believes_stays_open() -> None:
+    """It was forgotten when another clause went on to the next search, which then called all of it robust."""
+    frozen, region = Frozen.of(_small(0, (4, 4))), pc.Ball(eps=1.0).at(torch.zeros(1, 2, dtype=torch.float64))
+    spec = Specification(torch.eye(2, dtype=torch.float64), double(100.0, 100.0), torch.arange(2))
+    search = Believing(_reduced(frozen, region, spec), Replay(frozen, region, spec), Budget(5), 5)
+    found = search.run()
+    assert (found.status, found.proof) == ("unknown", "solver")
+    assert search.open_clauses.tolist() == [0]
+
+
+def double(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def test_the_error_of_a_unit_reaches_what_is_composed_of_it() -> None:
+    """Three layers of one unit each, all of them on: what the first may be wrong by is in the row at the end."""
+    net = Frozen.of(pc.capture(nn.Sequential(*(nn.Linear(1, 1), nn.ReLU()) * 3).double(), (1,)))
+    region = pc.Ball(eps=1.0).at(double(0.0)[None])
+    spec = Specification(double(1.0)[None], double(0.0), torch.tensor([0]))
+    through = torch.diag(double(1.0, 1.0), -1)  # each unit is the one before it
+    units = Maps(torch.zeros(3, 1).double(), through, torch.zeros(3).double(), double(1e-7, 0.0, 0.0))
+    rows = Maps(double(0.0)[None], double(0.0, 0.0, 1.0)[None], double(0.0), double(0.0))
+    sides = {k: torch.zeros(1, 1, dtype=torch.bool) for k in net.double.activations}
+    origin = Origin(net.double, spec, sides, torch.tensor([[k, 0, 0] for k in net.double.activations]))
+    layers = (slice(0, 1), slice(1, 2), slice(2, 3))
+    problem = Reduced(origin, region, units, rows, double(0.1, 0.1, 0.1), double(0.9, 0.9, 0.9), layers, spec.members)
+    left = _without(problem, torch.ones(3, dtype=torch.bool))
+    assert left.count == 0
+    assert float(left.rows.error) >= 1e-7
+    assert all(bool(side.all()) for side in left.origin.sides.values())

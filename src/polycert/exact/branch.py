@@ -45,8 +45,9 @@ class Search:
     seconds: float  # of the budget, for this search
     witness: Witness | None = None
     doubtful: Witness | None = None  # fails in float64, not in the network's own type
-    believed: bool = False  # a leaf was too close for a proof, and the solver says that nothing fails there
-    stuck: set[int] = field(default_factory=set)  # clauses with a leaf that is too close to call
+    # Clauses with a leaf that is too close for a proof: the solver says that nothing fails there, or does not know.
+    believed: set[int] = field(default_factory=set)
+    stuck: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.fast = self.problem.to(torch.float32)
@@ -57,24 +58,28 @@ class Search:
         opening = self.bound(Nodes.roots(self.fast), 1)
         open_ = self.bound(opening.nodes, ROOT_STEPS) if len(opening.nodes) else opening
         if self.witness is not None or not len(open_.nodes):
-            return self._result("slopes", done=True)
+            self.open_clauses = self.open_clauses[:0]
+            return self._result("slopes")
         most = self.budget.nodes + nodes
         while len(open_.nodes) and self.witness is None and self.budget.nodes < most and self._in_time:
             open_ = self._branch(open_)
-        self.open_clauses = torch.tensor(sorted(self.stuck.union(open_.nodes.clause.tolist())), dtype=torch.long)
-        return self._result("branch", done=not len(self.open_clauses))
+        open_clauses = self.believed.union(self.stuck, open_.nodes.clause.tolist())
+        self.open_clauses = torch.tensor(sorted(open_clauses), dtype=torch.long)
+        return self._result("branch")
 
     @property
     def _in_time(self) -> bool:
         return self.budget.spent < self.seconds
 
-    def _result(self, stage: str, *, done: bool) -> Result:
-        found = self.witness or (None if done else self.doubtful)
+    def _result(self, stage: str) -> Result:
+        """Robust only if no clause is open."""
+        left = set(self.open_clauses.tolist())
+        found = self.witness or (self.doubtful if left else None)
         if found is not None:
             return Result(FALSIFIED, stage, found)
-        if not done:
-            return Result(UNKNOWN, stage)
-        return Result(UNKNOWN, stage, proof=SOLVER) if self.believed else Result(ROBUST, stage, proof=RIGOROUS)
+        if not left:
+            return Result(ROBUST, stage, proof=RIGOROUS)
+        return Result(UNKNOWN, stage, proof=SOLVER if left <= self.believed - self.stuck else None)
 
     def bound(self, nodes: Nodes, steps: int) -> Ascent:
         """Bound nodes, try their worst inputs, and leave out what is proved."""
@@ -163,10 +168,7 @@ class Search:
         self._believe(self.replay(leaf.inputs))
         if self.witness is None and not self._closed_exactly(node, leaf) and self.witness is None:
             # Too close to call: the solver's word is noted, and proves nothing.
-            if leaf.safe:
-                self.believed = True
-            else:
-                self.stuck.add(int(node.clause))
+            (self.believed if leaf.safe else self.stuck).add(int(node.clause))
 
     def _closed_exactly(self, node: Nodes, leaf: Leaf) -> bool:
         """Whether exact arithmetic proves a leaf; a point of it that fails is a counterexample."""

@@ -76,14 +76,14 @@ def _with_bounds(problem: Reduced, layer: slice, lower: Tensor, upper: Tensor) -
 def _without(problem: Reduced, stable: Tensor) -> Reduced:
     """Compose units that have become stable into the others."""
     on = stable & (problem.lower >= 0)
-    slack = problem.slack[0]
     units, rows = problem.units, problem.rows
     for layer in problem.layers:  # in order: a unit is composed when all before it are
         here = torch.zeros_like(on)
         here[layer] = on[layer]
         if bool(here.any()):
             inner = Maps(*(part[here] for part in units))
-            units, rows = (_composed(maps, inner, here, slack[here]) for maps in (units, rows))
+            slack = replace(problem, units=units).slack[0][here]  # with the errors of what it is composed of
+            units, rows = (_composed(maps, inner, here, slack) for maps in (units, rows))
     left = ~stable
     kept = [int(left[layer].sum()) for layer in problem.layers]
     ends = list(accumulate((count for count in kept if count), initial=0))
