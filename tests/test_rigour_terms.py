@@ -160,6 +160,7 @@ def test_autocast_is_switched_off() -> None:
 
 def test_a_second_look_is_for_what_rounding_or_overflow_may_have_cost() -> None:
     """A sample whose rows would all be proved with so many times their slack back."""
+    assert SECOND_LOOK == 5  # as the documentation says
     region = pc.Ball(eps=0.1).at(torch.zeros(5, 1))
     slack = torch.full((5, 2), 1e-3)
     near, far = -0.99 * SECOND_LOOK * 1e-3, -1.01 * SECOND_LOOK * 1e-3
