@@ -141,7 +141,8 @@ class Pass:
         if index not in self._sizes:
             # Without gradients: a chunk that is computed again finds it here, and would lack what they need.
             with torch.no_grad():
-                self._sizes[index] = self._find_size(self.graph.nodes[index], index)
+                found = self._find_size(self.graph.nodes[index], index)
+                self._sizes[index] = found if self.rounding is None else found + self.rounding.tiny
         return self._sizes[index]
 
     def _find_size(self, node: Node, index: int) -> Tensor:
@@ -164,7 +165,8 @@ class Sums:
     def merged(self, form: Form, index: int) -> None:
         """Two forms were added: one rounding per coefficient of their sum, which may cancel in the next one."""
         if self.run.rounding is not None:
-            self.slack = self.slack + form.abs_dot(self.run.rounding.gamma(1) * self.run.size(index))
+            error = self.run.rounding.gamma(1) * self.run.size(index) + self.run.rounding.tiny
+            self.slack = self.slack + form.abs_dot(error)
 
     def underflow(self, index: int, terms: int) -> None:
         """Coefficients over node `index` were computed: what underflow took from them, times the node's values."""
@@ -256,13 +258,16 @@ def _activation_error(run: Pass, index: int, lines: Lines, form: Form) -> Tensor
 
 
 def _linear_slack(run: Pass, node: Node, op: Linear, form: Form) -> Tensor | float:
-    """The sums of the pull itself, and the sum with the bias."""
+    """The sums of the pull itself, and the sum with the bias.
+
+    Per |coefficient| there is more than underflow can take from the terms: a large one would bring it back.
+    """
     assert run.rounding is not None
     error = op.pull_error(form, [run.size(i) for i in node.inputs], run.rounding)
     if op.bias_magnitude is not None:
         bias = run.rounding.gamma(form.length) * op.bias_magnitude
         error = bias if error is None else error + bias
-    return 0.0 if error is None else form.abs_dot(error)
+    return 0.0 if error is None else form.abs_dot(error + run.rounding.tiny)
 
 
 def backward(run: Pass, start: int, form: Form, side: int) -> Bound:
@@ -290,7 +295,8 @@ def _input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
     """The sum over the coordinates of the input, for numbers and for distances alike."""
     if run.rounding is None:
         return None
-    total = form.abs_dot(run.rounding.gamma(form.length) * run.region.magnitude) * 2 + slack
+    error = run.rounding.gamma(form.length) * run.region.magnitude + run.rounding.tiny
+    total = form.abs_dot(error) * 2 + slack
     return total * 1.01 + run.rounding.tiny
 
 

@@ -47,10 +47,10 @@ def final_by_interval(run: Pass, form: Form, side: int) -> Bound:
     slack = pulled.slack
     for index, part in pulled.forms.items():
         given = run.interval(index)
-        centre, half = (given.lower + given.upper) / 2, (given.upper - given.lower) / 2
+        centre, half = given.middle(run.rounding is not None)
         total = total + part.dot(centre) + side * part.abs_dot(half)
         if run.rounding is not None:
-            slack = slack + part.abs_dot(3 * run.rounding.gamma(part.length) * given.magnitude)
+            slack = slack + part.abs_dot(3 * run.rounding.gamma(part.length) * given.magnitude + run.rounding.tiny)
     rows = part.dot(centre) * 0
     zero = Dense(run.like.new_zeros(1, rows.shape[1], *run.graph.input_shape))
     if run.rounding is None:

@@ -114,8 +114,26 @@ class Elementwise(Affine):
         return columns[0] if self.factor is None else columns[0] * self.factor
 
     def absolute(self, values: Tensor) -> Tensor:
-        """Times the factor's size."""
-        return values if self.factor is None else values * self.factor.abs()
+        """Times the factor's size, and what a computed one has lost to underflow."""
+        return values if self.factor is None else values * (self.factor.abs() + self._lost)
+
+    @property
+    def _lost(self) -> float:
+        """How far a computed factor may be off beyond its relative error: the smallest normal number, twice."""
+        return 0.0 if self.factor is None or self.stored_weights else 2 * torch.finfo(self.factor.dtype).tiny
+
+    def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
+        """With what underflow has taken from the factor."""
+        found = super().interval(*inputs, rounding=rounding)
+        if rounding is None or self._lost == 0:
+            return found
+        error = self._lost * inputs[0].magnitude
+        return Interval(found.lower - error, found.upper + error)
+
+    def pull_error(self, form: Form, magnitudes: Sequence[Tensor], rounding: Rounding) -> Tensor | None:
+        """As of every affine op, and the same."""
+        error = super().pull_error(form, magnitudes, rounding)
+        return error if error is None else error + self._lost * magnitudes[0]
 
     def adjoint(self, rows: Tensor) -> Tensor:
         """A diagonal is its own transpose."""
@@ -212,6 +230,8 @@ def _batch_norm(call: Call) -> Elementwise:
     factor = torch.rsqrt(variance + eps) if weight is None else weight * torch.rsqrt(variance + eps)
     shift = -mean * factor if bias is None else bias - mean * factor
     parts = (mean * factor).abs() if bias is None else bias.abs() + (mean * factor).abs()
+    kind = torch.finfo(factor.dtype)
+    parts = parts + mean.abs() * (4 * kind.tiny / kind.eps)  # the factor may have lost this to underflow
     shape = call.in_shapes[0]
 
     def per_channel(values: Tensor) -> Tensor:

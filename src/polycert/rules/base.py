@@ -29,6 +29,13 @@ class Interval(NamedTuple):
         """The largest absolute value inside."""
         return torch.maximum(self.lower.abs(), self.upper.abs())
 
+    def middle(self, rigorous: bool) -> tuple[Tensor, Tensor]:
+        """Centre and half-width; if `rigorous`, one that reaches both ends wherever the centre was rounded to."""
+        centre = (self.lower + self.upper) / 2
+        if not rigorous:
+            return centre, (self.upper - self.lower) / 2
+        return centre, torch.maximum(self.upper - centre, centre - self.lower)
+
     @property
     def known(self) -> Interval:
         """The same with ends that say nothing moved outward: see `at_least`."""
@@ -148,7 +155,7 @@ class Affine(Linear):
     def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
         """Centre and radius: `W c + b -+ |W| r`."""
         (given,) = inputs
-        centre, radius = (given.lower + given.upper) / 2, (given.upper - given.lower) / 2
+        centre, radius = given.middle(rounding is not None)
         middle, spread = self.forward(centre), self.absolute(radius)
         if rounding is not None:
             spread = spread + 3 * rounding.gamma(self.terms[0]) * self.magnitude(given.magnitude) + rounding.tiny
