@@ -246,3 +246,42 @@ def test_the_error_of_a_unit_reaches_what_is_composed_of_it() -> None:
     assert left.count == 0
     assert float(left.rows.error) >= 1e-7
     assert all(bool(side.all()) for side in left.origin.sides.values())
+
+
+@pytest.mark.parametrize("field", ["norm", "eps", "low", "high"])
+@pytest.mark.parametrize("value", [-(10**400), "1", 1j, [[1.0], [2.0, 3.0]], math.nan], ids=str)
+def test_what_is_no_number_is_refused_with_a_sentence(field: str, value: object) -> None:
+    with pytest.raises(pc.PolycertError):
+        pc.Ball(**{field: value})
+
+
+def test_sides_and_radii_are_compared_in_float64() -> None:
+    """In float32, -1e-50 is not negative, 1e40 is infinite, and 1 + 1e-9 is 1."""
+    assert float(pc.Ball(eps=1e40).at(torch.zeros(1, 1).double()).eps) == 1e40
+    for wrong in ({"eps": -1e-50}, {"low": 1 + 1e-9, "high": 1.0}):
+        with pytest.raises(pc.PolycertError):
+            pc.Ball(**wrong)
+
+
+def test_more_labels_than_samples_are_refused() -> None:
+    net = pc.capture(nn.Linear(2, 2), (2,))
+    with pytest.raises(pc.PolycertError, match="labels must be 2"):
+        pc.largest_radius(net, torch.zeros(2, 2), torch.zeros(4, dtype=torch.long), upper=1.0)
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot take subnormal numbers for 0")
+def test_nothing_is_proved_while_subnormal_numbers_count_as_0() -> None:
+    """A weight of 1e38 makes 0.1 of an input of 1e-39, which the processor would take for 0."""
+    net = nn.Linear(1, 2)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[0.0], [1e38]]))
+        net.bias.copy_(torch.tensor([0.05, 0.0]))
+    asked = (net, torch.tensor([[1e-39]]), torch.tensor([0]), pc.Ball())
+    assert not bool(pc.certify(*asked).certified)
+    torch.set_flush_denormal(True)
+    try:
+        for call in (pc.certify, pc.verify):
+            with pytest.raises(pc.PolycertError, match="set_flush_denormal"):
+                call(*asked)
+    finally:
+        torch.set_flush_denormal(False)

@@ -56,8 +56,18 @@ def provable(net: Network, graph: Graph) -> Graph:
             f"rigorous bounds need stored weights, but the model computes some (node '{graph.computed[0]}'): "
             "fold them into parameters, or use rigorous=False"
         )
+    if flushes():
+        raise PolycertError(
+            "rigorous bounds need subnormal numbers, but this thread takes them for 0: "
+            "call torch.set_flush_denormal(False) first, or use rigorous=False"
+        )
     fits = error_model(graph).usable(longest_sum(graph)) and full_precision(graph.device)
     return graph if fits or graph.dtype == torch.float64 else net.bind(torch.float64)
+
+
+def flushes() -> bool:
+    """Whether the processor takes numbers below the smallest normal one for 0 in this thread."""
+    return bool(torch.full((1,), 1e-310, dtype=torch.float64).mul_(2) == 0)
 
 
 def error_model(graph: Graph) -> Rounding:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -228,14 +229,17 @@ def largest_radius(
     get_method(method), get_relaxations(relaxation, method)
     if strategy not in STRATEGIES:
         raise PolycertError(f"unknown strategy {strategy!r}: choose one of {', '.join(STRATEGIES)}")
-    if not (math.isfinite(upper) and upper > 0) or not 0 < tolerance < upper:
+    if not (isinstance(upper, Real) and 0 < upper < math.inf) or not 0 < tolerance < upper:
         raise PolycertError(f"need 0 < tolerance < upper, got tolerance {tolerance} and upper {upper}")
     network, inputs = as_inputs(net, x)
     judge = Judge(network, method, relaxation, rigorous)
     numbers = get_method(method).numbers(judge.graph)
     batch = batch_size_for(judge.graph, numbers, memory, threads, batch_size=batch_size)
     search = Search(judge, Ball(norm, upper, low, high, minimum=minimum).at(inputs), upper, tolerance)
-    return search.run(None if y is None else torch.as_tensor(y), [strategy], batch, threads, progress)[0]
+    labels = (
+        None if y is None else as_labels(y, inputs.new_zeros(len(inputs), dtype=torch.long), classes_of(judge.graph))
+    )
+    return search.run(labels, [strategy], batch, threads, progress)[0]
 
 
 @dataclass(frozen=True, eq=False)

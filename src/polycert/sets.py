@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -56,18 +57,16 @@ class Ball:
     minimum: Minimum = field(default="open", kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.norm, Real) or not self.norm >= 1:
+        if not isinstance(self.norm, Real) or not self.norm >= 1 or _as_float(self.norm) is None:
             raise PolycertError(f"norm must be at least 1 (inf for the maximum norm), got {self.norm!r}")
-        eps = torch.as_tensor(self.eps)
+        eps = as_numbers("eps", self.eps)
         if not bool((eps >= 0).all()) or not bool(torch.isfinite(eps).all()) or eps.dim() > 1:
             raise PolycertError(f"eps must be a finite number >= 0, or one per sample, got {self.eps}")
         if self.minimum not in get_args(Minimum):
             raise PolycertError(f"minimum must be one of {', '.join(get_args(Minimum))}, got {self.minimum!r}")
-        for name, value in (("low", self.low), ("high", self.high)):
-            if value is not None and bool(torch.as_tensor(value).isnan().any()):
-                raise PolycertError(f"{name} must not be NaN")
-        if self.low is not None and self.high is not None:
-            low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
+        sides = [as_numbers(name, side) for name in ("low", "high") if (side := getattr(self, name)) is not None]
+        if len(sides) == 2:
+            low, high = sides
             try:
                 ordered = bool((low <= high).all())
             except RuntimeError:
@@ -77,7 +76,7 @@ class Ball:
 
     def at(self, x: Tensor) -> Region:
         """The set around each sample of a batch `[batch, *shape]`."""
-        eps = torch.as_tensor(self.eps, dtype=torch.float64, device=x.device)
+        eps = as_numbers("eps", self.eps).to(x.device)
         if eps.dim() and eps.shape != x.shape[:1]:
             raise PolycertError(f"eps has {eps.shape[0]} values for {x.shape[0]} samples: give one per sample")
         shape = tuple(x.shape[1:])
@@ -281,13 +280,35 @@ class Region:
         return torch.stack(draws)
 
 
+def as_numbers(name: str, value: float | Array) -> Tensor:
+    """One number or an array of them in float64, none of them NaN; or a clear error."""
+    given: Any = _as_float(value) if isinstance(value, Real) else value
+    try:
+        found = torch.as_tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        found = None
+    if found is None or found.is_sparse or (torch.is_tensor(value) and value.is_complex()):
+        raise PolycertError(f"{name} must be a real number or an array of them, got {reprlib.repr(value)}")
+    if bool(found.isnan().any()):
+        raise PolycertError(f"{name} must not be NaN")
+    return found
+
+
+def _as_float(value: Real) -> float | None:
+    """The number as a float; None if it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
 def _side(value: float | Array | None, shape: tuple[int, ...], like: Tensor, sign: int) -> Tensor | None:
     """One side of the box as `[1, *shape]`, rounded outward to the type of the inputs; `sign` -1 for the lower one."""
     if value is None:
         return None
-    if isinstance(value, (float, Real)):
+    if isinstance(value, Real):
         return like.new_full((), sign * number_up(sign * float(value), like.dtype)).expand(1, *shape)
-    side = sign * round_up(sign * torch.as_tensor(value, dtype=torch.float64, device=like.device), like.dtype)
+    side = sign * round_up(sign * as_numbers("a side", value).to(like.device), like.dtype)
     try:
         return side.expand(1, *shape)
     except RuntimeError:
