@@ -27,8 +27,12 @@ from polycert.graph.core import Graph, Node
 Write = Callable[[bytes | memoryview], None]
 
 
+# Raised with every change of what may be called proved: what was kept before then is not taken over.
+PROOFS = 2
+
+
 def fingerprint(*values: object) -> str:
-    """SHA-256 of the values, as 64 hexadecimal digits.
+    """SHA-256 of the values and of what counts as a proof, as 64 hexadecimal digits.
 
     Numbers and tensors count by their bytes, tensors with their type and shape; dataclasses, tuples, lists and dicts
     with all that is in them; functions and classes by name, so they must be found under it; graphs without the names of
@@ -39,7 +43,7 @@ def fingerprint(*values: object) -> str:
         (False, False)
     """
     found = sha256()
-    _put(values, found.update)
+    _put((PROOFS, values), found.update)
     return found.hexdigest()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_DOWN, Context
 from functools import cached_property
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -30,6 +31,12 @@ def norm_text(norm: float) -> str:
     """A norm as records and recipes write it, never a larger one: all digits where six are not enough."""
     short = f"{norm:g}"
     return short if float(short) == norm else repr(norm)
+
+
+def eps_text(eps: float) -> str:
+    """A radius in six digits, rounded down: nothing was proved about a larger one."""
+    short = f"{eps:.6g}"
+    return short if float(short) <= eps else f"{Context(prec=6, rounding=ROUND_DOWN).create_decimal(eps):g}"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from polycert.cli.guard import INTERRUPTED, tell
 from polycert.cli.options import Task
 from polycert.cli.samples import Job, Plan
 from polycert.records import save_frame
-from polycert.sets import norm_text
+from polycert.sets import eps_text, norm_text
 
 Rows = dict[str, str]
 
@@ -58,7 +58,7 @@ def show_record(title: str, record: dict[str, Any]) -> None:
     """The figures of an evaluation with their 95 % intervals."""
     rows = {"samples (n)": str(record["n"])}
     rows |= {name: _figure(name, record[name], *record["intervals"][name]) for name in record["intervals"]}
-    rows |= {"eps": f"{record['eps']:.6g}", "norm": record["norm"]}
+    rows |= {"eps": eps_text(record["eps"]), "norm": record["norm"]}
     if "parameter_norm" in record:
         rows["parameter norm"] = f"{record['parameter_norm']:.5g}"
     _show(title, rows | {"seconds": f"{record['seconds']['total']:.1f}"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import pandas as pd
 
 from polycert.report.runs import Record, Run, flag
 from polycert.report.table import ERROR, RADIUS, is_filled, is_pair, show
+from polycert.sets import eps_text
 
 
 def shares(run: Run) -> dict[str, float] | None:
@@ -51,8 +53,14 @@ def headline(run: Run, parts: Mapping[str, float] | None) -> str:
     """The result in a sentence or two."""
     if parts is None:
         return "This model has not been evaluated yet: only its training is shown."
-    ball = f"of up to {run.fact('eps'):g} (l_{run.fact('norm')})"
-    text = f"{parts['proved']:.1f} % of {run.record['n']:,} samples are proved: no change {ball} alters their class. "
+    ball = f"of up to {eps_text(run.fact('eps'))} (l_{run.fact('norm')})"
+    share = math.floor(10 * parts["proved"] + 1e-6) / 10  # 100 % only if it is all of them
+    text = f"{share:.1f} % of {run.record['n']:,} samples are proved: no change {ball} alters their class. "
+    if run.record.get("rigorous") is False:
+        text = (
+            f"Fast arithmetic certifies {share:.1f} % of {run.record['n']:,} samples against changes {ball}; "
+            "its rounding errors are not covered, so nothing is proved. "
+        )
     tried = f"an attack breaks {parts['broken']:.1f} %, " if parts["broken"] > 0 else ""
     return f"{text}{parts['wrong']:.1f} % are wrong as they are, {tried}and {parts['open']:.1f} % are open."
 
