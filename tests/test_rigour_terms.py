@@ -16,12 +16,15 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 import polycert as pc
+from polycert.backward import LOWER
 from polycert.envelopes import Envelope
 from polycert.exact import Specification
 from polycert.exact.dual import OFF, ON, Aim, multipliers, proved_bound
 from polycert.exact.journal import Entry
 from polycert.exact.reduction import reduce
+from polycert.forms import Dense
 from polycert.judge import SECOND_LOOK, judge
+from polycert.methods import get_method, passes
 from polycert.precision import error_model, full_precision, longest_sum, plain_products
 from polycert.rounding import LIBRARY_ULPS, Rounding
 from polycert.rules import Interval
@@ -168,6 +171,72 @@ def test_a_second_look_is_for_what_rounding_or_overflow_may_have_cost() -> None:
     env = Envelope(torch.zeros(5, 2, 1), offset, torch.zeros(5, 2, dtype=torch.long), region, slack, Rounding(F32, 8))
     assert judge(env).unsettled.tolist() == [True, False, False, True, False]
     assert not bool(judge(env).certified.any())
+
+
+# --- the steps of a backward pass ----------------------------------------------------------------------------------
+
+
+def test_the_slack_of_a_pass_has_a_term_for_every_step() -> None:
+    """Rows over two layers and a ReLU: the sum of the terms, computed by hand, and hardly more."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    graph, x = pc.capture(module, (3,)).bind(), torch.rand(1, 3, generator=generator())
+    rows = torch.tensor([[0.7, -1.3], [0.4, 0.9]])
+    with torch.no_grad():
+        for k, values in enumerate(module.parameters()):
+            values.copy_(torch.randn(values.shape, generator=generator(k)))
+        rounding = error_model(graph)
+        (run,) = passes(graph, pc.Ball(math.inf, 0.5).at(x), "crown", "parallel", rounding)
+        found = get_method("crown").final(run, Dense(rows.unsqueeze(0)), LOWER).slack
+        (index,) = graph.activations
+        given, lines = run.interval(graph.nodes[index].inputs[0]), run.lines(index)
+    assert found is not None
+    assert lines.error is not None
+    assert float(lines.upper_offset.max()) > 0
+    (w1, b1, w2, b2), gamma, size = (
+        (part.detach() for part in module.parameters()),
+        rounding.gamma,
+        run.region.magnitude,
+    )
+    after = rows @ w2
+    before = after * lines.lower_slope
+    lined = gamma(1) * lines.lower_slope * given.magnitude + 2 * gamma(4) * lines.upper_offset + lines.error
+    terms = [
+        rows.abs() @ (gamma(2) * (w2.abs() @ given.upper.relu().T) + gamma(2) * b2.abs()[:, None]),
+        after.abs() @ lined.T,
+        before.abs() @ (gamma(4) * (w1.abs() @ size.T) + gamma(4) * b1.abs()[:, None]),
+        2 * (before @ w1).abs() @ (gamma(3) * size.T),
+    ]
+    total = torch.stack(terms).sum(0).squeeze(1)
+    assert all(bool((term.squeeze(1) > 0.02 * total).all()) for term in terms)
+    assert bool((found[0] >= total).all())
+    assert bool((found[0] <= 1.02 * total).all())
+
+
+def test_coefficients_that_underflow_are_covered() -> None:
+    """Two weights of 1e-25 make a coefficient of 0, and 1e38 times 1e-50 is more than all other terms."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    with torch.no_grad():
+        for values in module.parameters():
+            values.fill_(1e-25)
+    x = torch.full((1, 1), 1e38)
+    truth = Fraction(float(x)) * Fraction(float(module[0].weight.detach())) * Fraction(float(module[1].weight.detach()))
+    for method in METHODS:
+        low, high = pc.bounds(module, x, pc.Ball(math.inf, 0.0), method=method, rigorous=True)
+        assert Fraction(float(low.detach())) <= truth <= Fraction(float(high.detach()))
+
+
+def test_intervals_cover_the_rounding_of_a_layer() -> None:
+    """At a point the interval has the width of its rounding terms."""
+    missed = 0
+    for seed in range(20):
+        weight, x = wild(1, 400, seed=seed), wild(1, 400, seed=seed + 100)
+        offset = torch.tensor([-float((weight.double() * x.double()).sum())], dtype=F64).float()
+        op = MatMul(weight, offset, (400,), (1,))
+        exact = sum((a * b for a, b in zip(fractions(weight), fractions(x), strict=True)), start=fractions(offset)[0])
+        sure, fast = (op.interval(Interval(x, x), rounding=some) for some in (Rounding(F32, 24), None))
+        assert Fraction(float(sure.lower)) <= exact <= Fraction(float(sure.upper))
+        missed += not Fraction(float(fast.lower)) <= exact <= Fraction(float(fast.upper))
+    assert missed > 0, "rounding never mattered"
 
 
 # --- underflow -----------------------------------------------------------------------------------------------------
