@@ -113,3 +113,10 @@ def test_a_witness_that_only_rounding_makes_fail_is_refused() -> None:
     assert float(layer(x)[0, 0]) == 0.0
     found = decide(pc.capture(layer, (3,)), pc.Ball(eps=0.0).at(x), Specification.margins(0, 2), timeout=5)
     assert found.status != "falsified"
+
+
+def test_the_slope_right_of_a_bend_is_a_number_of_its_own() -> None:
+    """`0.1 + (1 - 0.1)` is not 1 without rounding."""
+    exact = Exact(Frozen.of(pc.capture(nn.Sequential(nn.LeakyReLU(0.1)), (2,))).double)
+    found = exact.outputs(torch.tensor([3.0, -1.0], dtype=torch.float64)).fractions()
+    assert found == [3, -Fraction(0.1)]

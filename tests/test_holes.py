@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -18,6 +19,7 @@ from polycert.exact.branch import Search
 from polycert.exact.budget import Budget
 from polycert.exact.frozen import Frozen
 from polycert.exact.hidden import relax
+from polycert.exact.leaves import solve_leaf
 from polycert.exact.milp import by_highs, solve
 from polycert.exact.nodes import Nodes
 from polycert.exact.reduction import Maps, Origin, Reduced, reduce
@@ -25,10 +27,14 @@ from polycert.exact.refine import _without
 from polycert.exact.slopes import Ascent
 from polycert.exact.witness import Replay
 from polycert.forms import Dense
+from polycert.geometry import least_norm
 from polycert.judge import judge
 from polycert.properties.linear import Constraint, Term
 from polycert.properties.spec import box_of
+from polycert.relaxations import parallel
 from polycert.rounding import Rounding
+from polycert.rules import Interval
+from polycert.rules.activation import LeakyRelu
 from polycert.sets import Region
 
 METHODS = ("ibp", "forward", "crown", "crown-ibp", "alpha-crown")
@@ -285,3 +291,40 @@ def test_nothing_is_proved_while_subnormal_numbers_count_as_0() -> None:
                 call(*asked)
     finally:
         torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("end", [-3.4e38, -4.6e24])
+def test_a_leak_below_the_range_of_the_type(end: float) -> None:
+    """In float32 the leak 1e-46 is 0, and times the input it is not."""
+    op, given = LeakyRelu((1,), 1e-46), Interval(torch.tensor([[end]]), torch.tensor([[-1.0]]))
+    truth = Fraction(1e-46) * Fraction(float(given.lower))
+    rounding = Rounding(torch.float32, 64)
+    assert Fraction(float(op.interval(given, rounding=rounding).lower)) <= truth
+    lines = parallel(op, given, rounding)
+    assert lines.error is not None
+    lowest = Fraction(float(lines.lower_slope)) * Fraction(end) + Fraction(float(lines.lower_offset))
+    assert lowest - Fraction(float(lines.error)) <= truth
+
+
+def test_a_distance_below_the_normal_numbers_is_0() -> None:
+    """One subnormal number times `1 - 1e-13` is itself."""
+    small = 5e-324
+    found = least_norm(double(1.0, 1.0)[None], None, double(small), 2.0, 1e-14)
+    assert float(found) == 0.0
+
+
+def test_weights_that_overflow_leave_a_search_undecided() -> None:
+    """The solvers refuse infinite coefficients with an exception."""
+    frozen, region = Frozen.of(_small(0, (4,))), pc.Ball(eps=1.0).at(torch.zeros(1, 2, dtype=torch.float64))
+    spec = Specification.margins(0, 2)
+    problem = _reduced(frozen, region, spec)
+    problem = replace(problem, units=problem.units._replace(direct=problem.units.direct * math.inf))
+    nodes = Nodes.roots(problem)
+    assert solve_leaf(problem, replace(nodes, split=torch.ones_like(nodes.split))) is None
+    assert solve(problem, torch.arange(1), Replay(frozen, region, spec), Budget(5), by_highs).status == "unknown"
+
+
+@pytest.mark.parametrize("x", ["text", None, [["a"]], [[{}]], torch.eye(2).to_sparse()], ids=str)
+def test_inputs_that_are_no_numbers(x: object) -> None:
+    with pytest.raises(pc.PolycertError):
+        pc.certify(nn.Linear(2, 2), x, torch.tensor([0]), pc.Ball())

@@ -99,7 +99,10 @@ class _LeastNorm(torch.autograd.Function):
                 norms = torch.maximum(joint, norms)
             missed = _full(weight, None, cap) * (1 + 8 * relative) < wanted
             norms = torch.where(missed, math.inf, norms)
-        norms = torch.where(drop > 0, norms * (1 - 8 * relative), torch.zeros_like(norms))
+        norms = norms * (1 - 8 * relative)
+        if relative > 0:  # a subnormal number would not be rounded down
+            norms = torch.where(norms < torch.finfo(norms.dtype).tiny, 0.0, norms)
+        norms = torch.where(drop > 0, norms, torch.zeros_like(norms))
         ctx.save_for_backward(weight, cap, price, norms, (drop > 0) & torch.isfinite(norms))
         ctx.norm = norm
         return norms

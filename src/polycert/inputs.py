@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 
 import numpy as np
 import torch
@@ -55,10 +56,21 @@ def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:
 
 
 def as_tensor(values: Array) -> Tensor:
-    """A tensor of the same numbers; arrays in other byte orders or with negative strides are copied first."""
-    if isinstance(values, np.ndarray):
-        values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
-    return torch.as_tensor(values)
+    """A tensor of the same numbers; arrays in other byte orders or with negative strides are copied first.
+
+    Plain numbers become float64, so that none is rounded.
+    """
+    try:
+        if not isinstance(values, Tensor | np.ndarray):
+            values = np.asarray(values)
+        if isinstance(values, np.ndarray):
+            values = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        found = None
+    if found is None or found.is_sparse:
+        raise PolycertError(f"expected numbers in a tensor or an array, got {reprlib.repr(values)}")
+    return found
 
 
 def all_finite(values: Tensor) -> bool:

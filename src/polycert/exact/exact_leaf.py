@@ -130,7 +130,7 @@ class ExactLeaf:
                 _add(rows, source, _scaled(Whole.of(single), price))
                 pieces = graph.activation(index).pieces
                 assert pieces is not None
-                constant -= sign * price * Fraction(pieces.bends[bend][0])
+                constant -= sign * price * Fraction(pieces.ends[bend])
         pulled = self.exact.pull(rows, self.sides)
         return Affine(pulled.coefficients, pulled.constant + constant)
 

@@ -46,6 +46,8 @@ def solve_leaf(problem: Reduced, node: Nodes) -> Leaf | None:
     upper = torch.cat([sign[:, None] * units.direct, outputs.direct[rows]])
     limit = -torch.cat([sign * units.offset, outputs.offset[rows]])
     size = torch.maximum(upper.norm(dim=1), limit.abs()).clamp(min=1e-12)
+    if not bool(torch.isfinite(upper).all() and torch.isfinite(limit).all() and torch.isfinite(size).all()):
+        return None
     found = _solve(problem, (upper / size[:, None]).numpy(), (limit / size).numpy())
     if found is None:
         return None

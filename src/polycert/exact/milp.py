@@ -176,6 +176,8 @@ def _solve_clause(
 ) -> tuple[Witness | None, bool]:
     """A witness, or whether there is none; where the solver leaves the ball, a tangent plane brings it back."""
     asked = program(problem, clause)
+    if not np.isfinite(asked.matrix).all() or not np.isfinite(asked.limit).all():
+        return None, False
     doubtful: Witness | None = None
     for _ in range(CUTS):
         found = solver(asked, problem, budget.left)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -193,18 +194,17 @@ def pieces_of(graph: Graph, index: int) -> Pieces:
 def beyond(z: Whole, pieces: Pieces) -> np.ndarray:
     """Which of the bends each number has passed, `[bends, size]`."""
     values = z.fractions()
-    passed = [[value >= Fraction(at) for value in values] for at, _ in pieces.bends]
-    return np.array(passed, dtype=bool).reshape(len(pieces.bends), len(values))
+    passed = [[value >= Fraction(at) for value in values] for at in pieces.ends]
+    return np.array(passed, dtype=bool).reshape(len(pieces.ends), len(values))
 
 
 def piece(pieces: Pieces, passed: np.ndarray) -> tuple[Whole, Whole]:
     """Slope and constant of the piece that each entry is on, given which bends it has passed, `[bends, size]`."""
-    size = passed.shape[1]
-    slope, constant = (
-        Whole.of(torch.full((size,), part, dtype=torch.float64)) for part in (pieces.slope, pieces.value)
-    )
-    for (at, change), there in zip(pieces.bends, passed, strict=True):
-        added = Whole.of(torch.from_numpy(there.astype(np.float64) * change))
-        slope = slope.plus(added)
-        constant = constant.plus(added.times(Whole.of(torch.full((size,), -at, dtype=torch.float64))))
+    place = torch.from_numpy(passed.sum(0))
+    slope = Whole.of(torch.tensor(pieces.slopes, dtype=torch.float64)[place])
+    constant = Whole.of(torch.full(place.shape, pieces.value, dtype=torch.float64))
+    for at, (before, after), there in zip(pieces.ends, pairwise(pieces.slopes), passed, strict=True):
+        bent = torch.from_numpy(there.astype(np.float64))
+        for change in (before, -after):
+            constant = constant.plus(Whole.of(bent * change).times(Whole.of(bent * at)))
     return slope, constant

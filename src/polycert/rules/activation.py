@@ -29,7 +29,7 @@ class LeakyRelu(Activation):
     @property
     def pieces(self) -> Pieces:
         """One bend, at 0."""
-        return Pieces(0.0, self.leak, ((0.0, 1 - self.leak),))
+        return Pieces(0.0, (self.leak, 1.0), (0.0,))
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """The value."""
@@ -44,7 +44,8 @@ class LeakyRelu(Activation):
             bottom = torch.where((lower < 0) & (upper > 0), torch.zeros_like(bottom), bottom)
         if rounding is None:
             return Interval(bottom, top)
-        error = rounding.library(torch.maximum(low.abs(), high.abs()))
+        lost = torch.finfo(lower.dtype).tiny * inputs[0].magnitude  # if the leak is too small for the type
+        error = rounding.library(torch.maximum(low.abs(), high.abs()) + lost)
         return Interval(bottom - error, top + error)
 
     def chord(self, lower: Tensor, upper: Tensor) -> Tensor:

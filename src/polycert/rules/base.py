@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
 import torch
@@ -243,11 +244,21 @@ class Lines(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """A piecewise linear function of one variable: `value + slope z + sum change max(z - at, 0)` over the bends."""
+    """A piecewise linear function of one variable: the slopes of its pieces, and where one ends."""
 
-    value: float
-    slope: float  # left of all bends
-    bends: tuple[tuple[float, float], ...]  # (at, change of slope)
+    value: float  # at 0, of the line of the first piece
+    slopes: tuple[float, ...]
+    ends: tuple[float, ...]  # one fewer
+
+    @property
+    def slope(self) -> float:
+        """Left of all bends."""
+        return self.slopes[0]
+
+    @property
+    def bends(self) -> tuple[tuple[float, float], ...]:
+        """`(at, change)` of each: the function is `value + slope z + sum change max(z - at, 0)`, up to rounding."""
+        return tuple((at, b - a) for at, (a, b) in zip(self.ends, pairwise(self.slopes), strict=True))
 
 
 class Activation(Op):
@@ -287,8 +298,11 @@ class Activation(Op):
         """An upper bound of |f| on the interval."""
 
     def sizes(self, slope: Tensor, given: Interval) -> Tensor:
-        """The sizes of the numbers that `extent` adds up: what its rounding is relative to."""
-        return self.peak(given.lower, given.upper) + slope.abs() * given.magnitude
+        """The sizes of the numbers that `extent` adds up: what its rounding is relative to.
+
+        A slope that is a number of the model's code may be too small for the type.
+        """
+        return self.peak(given.lower, given.upper) + (slope.abs() + torch.finfo(slope.dtype).tiny) * given.magnitude
 
     def settled(self, given: Interval) -> Tensor | None:
         """Where the function is straight on the interval, so that a tighter interval changes nothing; None: nowhere."""
