@@ -1,0 +1,26 @@
+"""All kinds of cases: a new one needs one line here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hunt.kind import Kind
+
+
+class Entry(NamedTuple):
+    """A kind, its share of a hunt's time, and how many of its cases the tests try."""
+
+    kind: Kind
+    weight: float
+    count: int
+
+
+KINDS: tuple[Entry, ...] = ()
+
+
+def by_name(name: str) -> Kind:
+    """The kind of a name."""
+    for entry in KINDS:
+        if entry.kind.name == name:
+            return entry.kind
+    raise KeyError(f"no kind {name!r}: there are {', '.join(entry.kind.name for entry in KINDS)}")
