@@ -60,8 +60,8 @@ def test_everything_bad_is_noticed_counted_shrunk_and_kept(tmp_path: Path) -> No
     finds = list(kept(tmp_path))
     assert {find.how for find in finds} <= {"violation", "crash", "hang"}
     assert {find.case for find in finds if find.how == "violation"} == {24}
-    assert any(find.case == 2 and "ZeroDivisionError" in find.sentence for find in finds)
-    assert any(find.case == 3 and "died" in find.sentence for find in finds)
+    assert any(find.case % 10 == 2 and "ZeroDivisionError" in find.sentence for find in finds)
+    assert any(find.case % 10 == 3 and "died" in find.sentence for find in finds)
 
 
 def test_a_hang_is_ended() -> None:
