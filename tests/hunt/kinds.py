@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hunt.kind import Kind
+from hunt.networks import Networks
 
 
 class Entry(NamedTuple):
@@ -15,7 +16,7 @@ class Entry(NamedTuple):
     count: int
 
 
-KINDS: tuple[Entry, ...] = ()
+KINDS: tuple[Entry, ...] = (Entry(Networks(), 4.0, 60),)
 
 
 def by_name(name: str) -> Kind:
