@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from hunt.kind import Kind
 from hunt.networks import Networks
+from hunt.relaxations import Relaxations
 
 
 class Entry(NamedTuple):
@@ -16,7 +17,10 @@ class Entry(NamedTuple):
     count: int
 
 
-KINDS: tuple[Entry, ...] = (Entry(Networks(), 4.0, 60),)
+KINDS: tuple[Entry, ...] = (
+    Entry(Networks(), 4.0, 60),
+    Entry(Relaxations(), 1.0, 300),
+)
 
 
 def by_name(name: str) -> Kind:
