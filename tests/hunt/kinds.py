@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hunt.geometry import Geometry
 from hunt.kind import Kind
+from hunt.nets import LINEAR
 from hunt.networks import Networks
 from hunt.relaxations import Relaxations
 
@@ -19,6 +21,8 @@ class Entry(NamedTuple):
 
 KINDS: tuple[Entry, ...] = (
     Entry(Networks(), 4.0, 60),
+    Entry(Networks("linear", tuple(case.name for case in LINEAR)), 1.0, 60),
+    Entry(Geometry(), 1.0, 300),
     Entry(Relaxations(), 1.0, 300),
 )
 

@@ -36,7 +36,9 @@ def _cell(cell: nn.Module) -> nn.Module:
     return Fn(lambda m, x: m.b(m.a(x[:, 1], m.a(x[:, 0]))), cell, nn.Linear(3, 3))
 
 
+LINEAR = [Case(f"linear-{n}", (n,), lambda n=n: nn.Linear(n, 2)) for n in (1, 2, 3, 5, 8, 20, 60)]
 MORE = [
+    *LINEAR,
     *(Case(f"chain-{'-'.join(map(str, sizes))}", (sizes[0],), lambda sizes=sizes: chain(sizes, F.relu))
       for sizes in ((1, 2), (1, 1, 2), (2, 3, 2), (3, 4, 4, 3), (2, 2, 2, 2, 2), (4, 6, 2))),
     Case("chain-leaky", (2,), lambda: chain((2, 3, 3, 2), lambda z: F.leaky_relu(z, 0.01))),

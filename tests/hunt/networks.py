@@ -212,11 +212,10 @@ def _name(ask: dict[str, str]) -> str:
 class Networks:
     """Certificates and bounds of random networks of every rule."""
 
-    name = "networks"
     seconds = 90.0
 
-    def __init__(self, nets: tuple[str, ...] = tuple(NETS)) -> None:
-        self.nets = nets
+    def __init__(self, name: str = "networks", nets: tuple[str, ...] = tuple(NETS)) -> None:
+        self.name, self.nets = name, nets
 
     def generate(self, rng: random.Random) -> dict[str, Any]:
         """A network with weights, samples with their set, and what to ask."""
