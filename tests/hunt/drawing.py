@@ -75,7 +75,7 @@ def _box(rng: random.Random, count: int, size: float) -> tuple[list[float] | Non
     if draw < 0.4:
         return None, None
     if draw < 0.7:
-        return [0.0] * count, [float(size)] * count
+        return [0.0] * count, [rounded(size, "float32")] * count
     # sides of their own, in numbers of float32 so that samples in any type can lie on them
     low = [rounded(-size * rng.choice((0.0, rng.random())), "float32") for _ in range(count)]
     high = [a if rng.random() < 0.1 else rounded(a + size * rng.random(), "float32") for a in low]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hunt.decisions import Decisions
 from hunt.geometry import Geometry
 from hunt.kind import Kind
 from hunt.nets import LINEAR
@@ -22,6 +23,7 @@ class Entry(NamedTuple):
 KINDS: tuple[Entry, ...] = (
     Entry(Networks(), 4.0, 60),
     Entry(Networks("linear", tuple(case.name for case in LINEAR)), 1.0, 60),
+    Entry(Decisions(), 2.0, 40),
     Entry(Geometry(), 1.0, 300),
     Entry(Relaxations(), 1.0, 300),
 )

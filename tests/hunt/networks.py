@@ -26,6 +26,7 @@ METHODS = ("ibp", "forward", "crown", "crown", "crown-ibp", "alpha-crown")
 RELAXATIONS = ("parallel", "adaptive", "best")
 ASKS = ("certify", "certify", "bounds", "envelope", "radius")
 STRATEGIES = ("root", "envelope", "bisection")
+ALL = tuple(NETS)
 SURE = 8000  # bits in which a violation is looked at once more
 
 
@@ -214,7 +215,7 @@ class Networks:
 
     seconds = 90.0
 
-    def __init__(self, name: str = "networks", nets: tuple[str, ...] = tuple(NETS)) -> None:
+    def __init__(self, name: str = "networks", nets: tuple[str, ...] = ALL) -> None:
         self.name, self.nets = name, nets
 
     def generate(self, rng: random.Random) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Space:
     def rooms(self, slope: Array) -> Array:
         """How far each coordinate may go the way that lowers a form."""
         ends = [
-            (x - low) if a > 0 else (high - x)
+            max((x - low) if a > 0 else (high - x), mpf(0))
             for a, x, low, high in zip(slope, self.x, self.low, self.high, strict=True)
         ]
         return np.array(ends, dtype=object)
