@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from hunt.decisions import Decisions
 from hunt.geometry import Geometry
+from hunt.inputs import Inputs
 from hunt.kind import Kind
 from hunt.nets import LINEAR
 from hunt.networks import Networks
@@ -25,6 +26,7 @@ KINDS: tuple[Entry, ...] = (
     Entry(Networks("linear", tuple(case.name for case in LINEAR)), 1.0, 60),
     Entry(Decisions(), 2.0, 40),
     Entry(Geometry(), 1.0, 300),
+    Entry(Inputs(), 0.5, 60),
     Entry(Relaxations(), 1.0, 300),
 )
 
