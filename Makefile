@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow bench tables docs lint format clean
+SECONDS ?= 600
+SEED ?= 1
+
+.PHONY: demo test slow hunt bench tables docs lint format clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,6 +27,9 @@ test: lint
 
 slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow
+
+hunt: $(VENV)/.installed
+	cd tests && ../$(BIN)/python -m hunt --seconds $(SECONDS) --seed $(SEED)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/certify.py

@@ -1,0 +1,39 @@
+"""All kinds of cases: a new one needs one line here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hunt.decisions import Decisions
+from hunt.geometry import Geometry
+from hunt.inputs import Inputs
+from hunt.kind import Kind
+from hunt.nets import LINEAR
+from hunt.networks import Networks
+from hunt.relaxations import Relaxations
+
+
+class Entry(NamedTuple):
+    """A kind, its share of a hunt's time, and how many of its cases the tests try."""
+
+    kind: Kind
+    weight: float
+    count: int
+
+
+KINDS: tuple[Entry, ...] = (
+    Entry(Networks(), 4.0, 60),
+    Entry(Networks("linear", tuple(case.name for case in LINEAR)), 1.0, 60),
+    Entry(Decisions(), 2.0, 40),
+    Entry(Geometry(), 1.0, 300),
+    Entry(Inputs(), 0.5, 60),
+    Entry(Relaxations(), 1.0, 300),
+)
+
+
+def by_name(name: str) -> Kind:
+    """The kind of a name."""
+    for entry in KINDS:
+        if entry.kind.name == name:
+            return entry.kind
+    raise KeyError(f"no kind {name!r}: there are {', '.join(entry.kind.name for entry in KINDS)}")
