@@ -356,7 +356,7 @@ def _smaller(tree: Tree) -> Iterator[Tree]:
         if len(tree) > 2:
             yield from (tree[:k] + tree[k + 1 :] for k in range(1, len(tree)))
     for k, part in enumerate(tree[1:], 1):
-        yield from (tree[:k] + [smaller] + tree[k + 1 :] for smaller in _smaller(part))
+        yield from ([*tree[:k], smaller, *tree[k + 1 :]] for smaller in _smaller(part))
 
 
 KINDS = (Properties("properties", missed), Properties("property-witnesses", invented))
