@@ -158,9 +158,19 @@ def mutants(seed: int) -> Iterator[Mutant]:
     chance = random.Random(seed)
     while True:
         for kind, content in originals().items():
-            for _ in range(chance.choice((1, 1, 1, 2, 4))):
-                content = chance.choice(CHANGES)(content, chance)
-            yield Mutant(kind, content)
+            yield Mutant(kind, damaged(content, chance))
+
+
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """One to four changes."""
+    for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        content = chance.choice(CHANGES)(content, chance)
+    return content
+
+
+def readable() -> tuple[Kind, ...]:
+    """The kinds whose readers are installed."""
+    return KINDS if _has_second() else tuple(kind for kind in KINDS if kind.file != "second.vnnlib")
 
 
 def _flip(content: bytes, chance: random.Random) -> bytes:
@@ -268,7 +278,7 @@ def hunt(seed: int, seconds: float, *, memory: int = 2**30, patience: int = 5) -
     """Read mutants for so long: how many of each kind were read and refused, and what went wrong."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    kept = KINDS if _has_second() else [kind for kind in KINDS if kind.file != "second.vnnlib"]
+    kept = readable()
     refused: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     wrong: list[str] = []
