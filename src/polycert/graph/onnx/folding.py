@@ -76,8 +76,18 @@ def axes_of(call: Call, inputs: list[Any], opset: int, since: int) -> list[int] 
     return integers(inputs[1], f"the axes of {call}") if len(inputs) > 1 and inputs[1] is not None else None
 
 
+def reduced_axes(call: Call, inputs: list[Any], rank: int, opset: int, since: int) -> list[int]:
+    """The axes that a reduction runs over: without any, or with an empty list, all or none, as an attribute says."""
+    axes = axes_of(call, inputs, opset, since)
+    if not axes:
+        return [] if call.get("noop_with_empty_axes", 0) else list(range(rank))
+    return sorted({axis_of(axis, rank, call) for axis in axes})
+
+
 def squeezed(shape: tuple[int, ...], axes: list[int] | None, call: Call) -> tuple[int, ...]:
     """A shape without axes of size 1."""
+    if axes is not None and not axes:
+        raise PolycertError(f"{call} has an empty list of axes, which is read as all of them or as none")
     if axes is None:
         return tuple(n for n in shape if n != 1)
     chosen = {axis_of(axis, len(shape), call) for axis in axes}
@@ -251,9 +261,10 @@ def _slice(call: Call, inputs: list[Any], opset: int) -> Array:
 
 
 def _product(call: Call, inputs: list[Any], opset: int) -> Array:
-    axes = axes_of(call, inputs, opset, 18)
+    (data,) = _arrays(call, inputs[:1])
+    axes = reduced_axes(call, inputs, data.ndim, opset, 18)
     kept = bool(call.get("keepdims", 1))
-    return np.asarray(np.prod(inputs[0], axis=None if axes is None else tuple(axes), keepdims=kept))
+    return np.prod(data, axis=tuple(axes), keepdims=kept).astype(data.dtype) if axes else data
 
 
 # Folds that only move numbers about, or that compute whole ones, round nothing.
