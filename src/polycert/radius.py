@@ -234,7 +234,9 @@ def largest_radius(
     judge = Judge(network, method, relaxation, rigorous)
     numbers = get_method(method).numbers(judge.graph)
     batch = batch_size_for(judge.graph, numbers, memory, threads, batch_size=batch_size)
-    search = Search(judge, Ball(norm, upper, low, high, minimum=minimum).at(inputs), upper, tolerance)
+    region = Ball(norm, upper, low, high, minimum=minimum).at(inputs)
+    network.check_inside(region)
+    search = Search(judge, region, upper, tolerance)
     return search.run(None if y is None else torch.as_tensor(y), [strategy], batch, threads, progress)[0]
 
 
