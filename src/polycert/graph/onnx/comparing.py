@@ -28,6 +28,7 @@ Kinds = dict[str, np.dtype[Any]]  # by the names of values
 STEP = 2.0**-20  # of the sizes on the way: sixteen roundings of float32, in which most files compute
 LIBRARY = 2.0**-24  # what functions such as `log(exp(z) + 1)` lose near 0
 TIMES, RELATIVE = 8.0, 1e-5
+LEAST = 2.0**-149  # what underflow in float32 takes from a number
 SMALLEST = 1e-37  # underflow in float32
 LARGEST = 1e30  # beyond it, onnxruntime may overflow in float32
 LARGE = 10**8  # products from which on each evaluation takes its time
@@ -277,11 +278,11 @@ def _step(graph: Graph, index: int, inputs: list[Tensor]) -> Tensor | None:
     """`STEP` of all that is added up in a node, or of what an activation computes with; `LIBRARY` for curved ones."""
     if index not in graph.linear:
         op = graph.activation(index)
-        return STEP * op.peak(inputs[0], inputs[0]) + (0.0 if op.piecewise_linear else LIBRARY)
+        return STEP * op.peak(inputs[0], inputs[0]) + (LEAST if op.piecewise_linear else LIBRARY)
     linear = graph.linear[index]
     if linear.forward_terms == 0 and linear.bias is None:
         return None
-    return STEP * linear.magnitude(*(value.abs() for value in inputs))
+    return STEP * linear.magnitude(*(value.abs() for value in inputs)) + LEAST
 
 
 def _moved(value: Tensor, step: Tensor | None, generator: torch.Generator) -> Tensor:
