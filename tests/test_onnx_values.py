@@ -89,6 +89,27 @@ def test_a_dilated_pool_that_pads_by_itself_is_refused(op: str, tmp_path: Path) 
     assert "dilated" in sentence(lambda: load(tmp_path, build, 19, size=25))
 
 
+def test_a_call_that_the_output_does_not_need_is_never_run(tmp_path: Path) -> None:
+    def build(g: Graph) -> str:
+        g("Tile", "x", ints(10**9, 1))
+        return g("Relu", "x")
+
+    net = load(tmp_path, build)
+    assert net(torch.ones(1, 4)).sum() == 4
+
+
+REFUSED: dict[str, Callable[[Graph], str]] = {
+    "must be 0 or 1": lambda g: g("ReduceSum", "x", ints(), noop_with_empty_axes=2),
+    "must hold one value": lambda g: g("Add", "x", g("Constant", value_float=1.0, value_int=2)),
+    "outputs, not the": lambda g: g("Concat", *g("Split", "x", axis=1, num_outputs=2**31, outputs=2), axis=1),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_attributes_that_contradict_are_refused(text: str, tmp_path: Path) -> None:
+    assert text in sentence(lambda: load(tmp_path, REFUSED[text], 18))
+
+
 # --- the judge -----------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ def integers(array: Any, what: str) -> list[int]:
 
 def constant_of(call: Call) -> Array:
     """What a `Constant` op holds."""
+    if len(call.attributes) != 1:
+        raise PolycertError(f"{call} must hold one value, it has {len(call.attributes)} attributes")
     for name, kind in (("value_float", np.float32), ("value_floats", np.float32)):
         if name in call.attributes:
             return np.asarray(call.get(name), dtype=kind)
@@ -79,8 +81,11 @@ def axes_of(call: Call, inputs: list[Any], opset: int, since: int) -> list[int] 
 def reduced_axes(call: Call, inputs: list[Any], rank: int, opset: int, since: int) -> list[int]:
     """The axes that a reduction runs over: without any, or with an empty list, all or none, as an attribute says."""
     axes = axes_of(call, inputs, opset, since)
+    noop = call.get("noop_with_empty_axes", 0)
+    if noop not in (0, 1):
+        raise PolycertError(f"{call} has noop_with_empty_axes = {noop}, which must be 0 or 1")
     if not axes:
-        return [] if call.get("noop_with_empty_axes", 0) else list(range(rank))
+        return [] if noop else list(range(rank))
     return sorted({axis_of(axis, rank, call) for axis in axes})
 
 
