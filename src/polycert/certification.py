@@ -76,6 +76,7 @@ def certify(
     get_method(method), get_relaxations(relaxation, method)
     network, inputs = as_inputs(net, x)
     region = ball.at(inputs)
+    network.check_inside(region)
     judge = Judge(network, method, relaxation, rigorous)
     classes = classes_of(judge.graph)
     numbers = get_method(method).numbers(judge.graph)
@@ -139,9 +140,12 @@ def envelope(
     with torch.no_grad():
         prediction = graph.forward(inputs.to(graph.dtype)).argmax(1)
     label = as_labels(y, prediction, classes_of(graph))
+    region = ball.at(inputs.to(graph.dtype))
+    if rigorous:
+        network.check_inside(region)
     with plain_products(graph.device) if rigorous else nullcontext():
         judge = Judge(network, method, relaxation, rigorous)
-        return judge.envelope(graph, ball.at(inputs.to(graph.dtype)), label)
+        return judge.envelope(graph, region, label)
 
 
 def bounds(
@@ -168,6 +172,8 @@ def bounds(
     if rigorous and spec is not None and not holds(graph.dtype, torch.as_tensor(spec)):
         graph = network.bind(torch.float64)
     region = ball.at(inputs.to(graph.dtype))
+    if rigorous:
+        network.check_inside(region)
     rounding = error_model(graph) if rigorous else None
     form, shape = _spec_form(graph, spec)
     with plain_products(graph.device) if rigorous else nullcontext():

@@ -235,11 +235,11 @@ def largest_radius(
     judge = Judge(network, method, relaxation, rigorous)
     numbers = get_method(method).numbers(judge.graph)
     batch = batch_size_for(judge.graph, numbers, memory, threads, batch_size=batch_size)
-    search = Search(judge, Ball(norm, upper, low, high, minimum=minimum).at(inputs), upper, tolerance)
-    labels = (
-        None if y is None else as_labels(y, inputs.new_zeros(len(inputs), dtype=torch.long), classes_of(judge.graph))
-    )
-    return search.run(labels, [strategy], batch, threads, progress)[0]
+    region = Ball(norm, upper, low, high, minimum=minimum).at(inputs)
+    network.check_inside(region)
+    unknown = inputs.new_zeros(len(inputs), dtype=torch.long)
+    labels = None if y is None else as_labels(y, unknown, classes_of(judge.graph))
+    return Search(judge, region, upper, tolerance).run(labels, [strategy], batch, threads, progress)[0]
 
 
 @dataclass(frozen=True, eq=False)

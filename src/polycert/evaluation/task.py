@@ -102,7 +102,7 @@ def make_task(
             f"upper must be at least eps, {one_eps(ball):g}, whose certificates count as radii, got {settings.upper:g}"
         )
     network, inputs = as_inputs(net, x)
-    ball.at(inputs)
+    network.check_inside(ball.at(inputs))
     graph = network.bind()
     labels = as_labels(y, torch.zeros(len(inputs), dtype=torch.long, device=inputs.device), classes_of(graph))
     places = torch.arange(len(inputs)) if index is None else index

@@ -71,6 +71,7 @@ def decide(
             f"the network's output has {frozen.output_shape}"
         )
     region = region.to(torch.float64)
+    net.check_inside(region)
     replay = Replay(frozen, region, spec)
     found = replay(region.x)
     if found is not None:

@@ -92,6 +92,8 @@ def ask(
 ) -> Question:
     """Check what was given, and make a question of it."""
     network, inputs = as_inputs(net, x)
+    region = ball.at(inputs.double())
+    network.check_inside(region)
     frozen = Frozen.of(network)
     classes = classes_of(frozen.own)
     with torch.no_grad():
@@ -100,7 +102,7 @@ def ask(
     prediction = outputs.argmax(1)
     label = as_labels(y, prediction, classes)
     places = torch.arange(len(inputs)) if index is None else index
-    return Question(frozen, ball.at(inputs.double()), label, prediction, places, settings)
+    return Question(frozen, region, label, prediction, places, settings)
 
 
 def decisions(

@@ -149,14 +149,18 @@ def append(nodes: list[Node], name: str, made: Op | Recipe, sources: Sequence[in
     return (places[-1],) if made.several is None else tuple(places[k] for k in made.several)
 
 
+def needed(nodes: Sequence[Node], output: int) -> dict[int, int]:
+    """The nodes that the output depends on, and the input: from their places to those without the rest."""
+    found = {0, output}
+    for index in range(output, 0, -1):
+        if index in found:
+            found.update(nodes[index].inputs)
+    return {old: new for new, old in enumerate(sorted(found))}
+
+
 def prune(nodes: Sequence[Node], output: int) -> tuple[Node, ...]:
     """Only the nodes that the output depends on, renumbered."""
-    needed = {0, output}
-    for index in range(output, 0, -1):
-        if index in needed:
-            needed.update(nodes[index].inputs)
-    kept = sorted(needed)
-    place = {old: new for new, old in enumerate(kept)}
+    place = needed(nodes, output)
     return tuple(
-        Node(nodes[k].name, nodes[k].op, tuple(place[i] for i in nodes[k].inputs), nodes[k].shape) for k in kept
+        Node(nodes[k].name, nodes[k].op, tuple(place[i] for i in nodes[k].inputs), nodes[k].shape) for k in place
     )

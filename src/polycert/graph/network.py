@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from polycert.errors import PolycertError
 from polycert.forms import Shape
 from polycert.graph.core import Graph
 from polycert.rules.affine import Elementwise
+
+if TYPE_CHECKING:
+    from polycert.sets import Region
 
 
 class Network(ABC):
@@ -33,6 +37,12 @@ class Network(ABC):
     def dtype(self) -> torch.dtype:
         """Floating-point type of the weights."""
         return self.bind().dtype
+
+    def check_inside(self, region: Region) -> None:  # noqa: B027 (nothing to check is the rule)
+        """Called once for every question about samples: whether the graph is the network there, or a clear error.
+
+        A captured module was compared when it was captured.
+        """
 
     def parameters(self) -> Sequence[nn.Parameter]:
         """What training may change: nothing, unless the network belongs to a module."""

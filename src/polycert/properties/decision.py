@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.graph import Graph
-from polycert.graph.onnx import Imported, check_inside
+from polycert.graph.onnx import Imported
 from polycert.precision import error_model, holds, plain_products, provable
 from polycert.properties.complete import complete
 from polycert.properties.search import Witness, confirmed, descend
@@ -95,7 +95,7 @@ class Job:
         if proof.computed:
             log.warning("weights are computed in the file, with rounding: nothing can be proved, only refuted")
             return self.give_up(box, list(box.clauses))
-        check_inside(self.network, self.network.replay, torch.from_numpy(box.lower), torch.from_numpy(box.upper))
+        self.network.check_inside(_set(proof, box).region())
         open_clauses = list(box.clauses)
         try:
             for graph, relaxation in self.stages(proof):
@@ -137,8 +137,8 @@ class Job:
 
     def excluded(self, proof: Graph, box: Box, clauses: list[Clause], relaxation: str) -> list[Clause]:
         """The clauses that the bounds of one relaxation exclude; all rows in one pass."""
-        columns = zip(*((c.rows, c.constants, c.strict) for c in clauses), strict=True)
-        whole = Clause(*(np.concatenate(part) for part in columns))
+        rows, constants, strict = zip(*((c.rows, c.constants, c.strict) for c in clauses), strict=True)
+        whole = Clause(np.concatenate(rows), np.concatenate(constants), np.concatenate(strict))
         if not holds(proof.dtype, torch.from_numpy(whole.rows)):
             return []
         search = _search(proof, box, whole)
@@ -208,8 +208,13 @@ class Look:
 
 
 def _search(proof: Graph, box: Box, clause: Clause) -> Search:
-    """All sides rounded outward, constants down, to the graph's type; the rows must fit it."""
+    """Constants rounded down to the graph's type; the rows must fit it."""
     coef = torch.from_numpy(clause.rows).to(proof.dtype).reshape(-1, *proof.output_shape)
-    ends = (round_down(torch.from_numpy(box.lower), proof.dtype), round_up(torch.from_numpy(box.upper), proof.dtype))
     rows = Rows(coef, round_down(torch.from_numpy(clause.constants), proof.dtype))
-    return Search(proof, rows, error_model(proof), [Boxes(*(end.reshape(1, *proof.input_shape) for end in ends))])
+    return Search(proof, rows, error_model(proof), [_set(proof, box)])
+
+
+def _set(proof: Graph, box: Box) -> Boxes:
+    """The box rounded outward to the graph's type."""
+    ends = (round_down(torch.from_numpy(box.lower), proof.dtype), round_up(torch.from_numpy(box.upper), proof.dtype))
+    return Boxes(*(end.reshape(1, *proof.input_shape) for end in ends))

@@ -22,11 +22,23 @@ class Clause:
     rows: np.ndarray  # [k, outputs] float64, exact
     constants: np.ndarray  # [k] float64, never above the exact ones
     strict: np.ndarray  # [k] bool
+    exact: tuple[Fraction, ...] | None = None  # the constants themselves, where `constants` are rounded
 
     def holds(self, y: np.ndarray) -> bool:
-        """Whether an output fulfils every row."""
-        values = self.rows @ y + self.constants
-        return bool(np.where(self.strict, values < 0, values <= 0).all())
+        """Whether an output fulfils every row, without any rounding."""
+        if not np.isfinite(y).all():
+            return False
+        exact = self.exact or tuple(map(Fraction, self.constants.tolist()))
+        return all(
+            value < 0 or (value == 0 and not strict)
+            for value, strict in zip(map(_value, self.rows, [y] * len(exact), exact), self.strict, strict=True)
+        )
+
+
+def _value(row: np.ndarray, y: np.ndarray, constant: Fraction) -> Fraction:
+    """`row . y + constant`."""
+    used = row.nonzero()[0]
+    return sum((Fraction(a) * Fraction(b) for a, b in zip(row[used].tolist(), y[used].tolist(), strict=True)), constant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +100,7 @@ def box_of(constraints: Sequence[Constraint], inputs: int, clauses: tuple[Clause
 def clause_of(constraints: Sequence[Constraint], outputs: int) -> Clause:
     """Constraints over outputs as exact rows."""
     rows = np.zeros((len(constraints), outputs))
-    constants = np.zeros(len(constraints))
+    exact = []
     for k, (term, _) in enumerate(constraints):
         scale = Fraction(1)
         if any(Fraction(_near(factor)) != factor for factor in term.factors.values()):
@@ -97,8 +109,9 @@ def clause_of(constraints: Sequence[Constraint], outputs: int) -> Clause:
             if abs(factor * scale) > EXACT:
                 raise PolycertError(f"the factor of {name} has too many digits")
             rows[k, int(name[2:])] = float(factor * scale)
-        constants[k] = _down(term.constant * scale)
-    return Clause(rows, constants, np.array([c.strict for c in constraints], dtype=bool))
+        exact.append(term.constant * scale)
+    constants = np.array([_down(constant) for constant in exact], dtype=np.float64)
+    return Clause(rows, constants, np.array([c.strict for c in constraints], dtype=bool), tuple(exact))
 
 
 def _near(value: Fraction) -> float:

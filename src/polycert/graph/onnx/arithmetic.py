@@ -11,7 +11,7 @@ import numpy as np
 from polycert.errors import PolycertError
 from polycert.graph.onnx.building import Building, Known, Value, inner
 from polycert.graph.onnx.entries import Inputs, constant, entry, floats, variable
-from polycert.graph.onnx.folding import axes_of, axis_of, common_shape, spread
+from polycert.graph.onnx.folding import axis_of, common_shape, reduced_axes, spread
 from polycert.graph.onnx.moving import permuted
 from polycert.graph.onnx.reading import Call, Shape, checked_shape
 from polycert.graph.onnx.scaling import lowered, raised, ratio, shifted
@@ -176,16 +176,22 @@ def _matmul(b: Building, call: Call, inputs: Inputs) -> Value:
         if matrix.ndim != 2:
             raise PolycertError(f"{call} multiplies by a constant of {matrix.ndim} axes: only matrices are supported")
         return _product(b, call, first, matrix.T, (*first.shape[:-1], matrix.shape[1]))
-    x, matrix = variable(call, second), floats(call, inputs, 0)
-    if matrix.ndim > 2 and math.prod(matrix.shape[:-2]) == 1:
-        matrix = matrix.reshape(matrix.shape[-2:])
-    if matrix.ndim == 2 and len(x.shape) == 1:
-        return _product(b, call, x, matrix, (matrix.shape[0],))
-    if matrix.ndim != 2 or len(x.shape) < 2:
-        raise PolycertError(f"{call} multiplies a constant of {matrix.ndim} axes from the left: only matrices fit")
+    return _from_left(b, call, floats(call, inputs, 0), variable(call, second))
+
+
+def _from_left(b: Building, call: Call, given: np.ndarray, x: Value) -> Value:
+    """A constant matrix times the value; axes of size 1 before the matrix are axes of the result as well."""
+    if given.ndim < 2 or math.prod(given.shape[:-2]) != 1:
+        raise PolycertError(
+            f"{call} multiplies a constant of shape {list(given.shape)} from the left: only a matrix fits"
+        )
+    matrix, rows = given.reshape(given.shape[-2:]), given.shape[-2]
+    if len(x.shape) == 1:
+        return b.reshape(call, _product(b, call, x, matrix, (rows,)), (*given.shape[:-2], rows))
     swap = [*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2]
     turned = permuted(b, call, x, swap)
-    return permuted(b, call, _product(b, call, turned, matrix, (*turned.shape[:-1], matrix.shape[0])), swap)
+    made = permuted(b, call, _product(b, call, turned, matrix, (*turned.shape[:-1], rows)), swap)
+    return b.reshape(call, made, (*common_shape(call, given.shape[:-2], x.shape[:-2]), *made.shape[-2:]))
 
 
 def _bilinear(b: Building, call: Call, first: Value, second: Value) -> Value:
@@ -222,11 +228,9 @@ def _batch_norm(b: Building, call: Call, inputs: Inputs) -> Value:
 @entry("ReduceMean", "ReduceSum")
 def _reduce(b: Building, call: Call, inputs: Inputs) -> Value:
     x = variable(call, inputs[0])
-    axes = axes_of(call, list(inputs), b.opset, 13 if call.op == "ReduceSum" else 18)
+    axes = reduced_axes(call, list(inputs), len(x.shape), b.opset, 13 if call.op == "ReduceSum" else 18)
     if not axes:
-        if call.get("noop_with_empty_axes", 0):
-            return x
-        axes = list(range(len(x.shape)))
+        return x
     return reduced(b, call, x, axes, mean=call.op == "ReduceMean", keep=bool(call.get("keepdims", 1)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -113,24 +113,37 @@ class Building:
         return self.pick(call, value, torch.from_numpy(places.copy()).to(self.like.device))
 
 
-def build(program: Program, like: Tensor) -> tuple[list[Node], int, tuple[str, ...]]:
-    """Nodes, the place of the output, and names of constants that were computed with rounding."""
+class Built(NamedTuple):
+    """What a program became."""
+
+    nodes: list[Node]
+    output: int  # place of the output's node
+    computed: tuple[str, ...]  # names of constants that were computed with rounding
+    known: dict[str, Known]  # the input and the results of all calls
+    makers: list[int]  # for each node the call that appended it; -1 for the input
+
+
+def build(program: Program, like: Tensor) -> Built:
+    """The nodes of a program, in the type and on the device of `like`."""
     from polycert.graph.onnx.table import TABLE
 
     building = Building(program, like)
     building.nodes.append(Node("input", None, (), inner(program.input_shape)))
     known: dict[str, Known] = {"": None, program.input_name: Value(0, program.input_shape), **program.tensors}
     _refuse_unknown(program, {*TABLE, *FOLDS, "Constant", "Shape", "Size"})
-    for call in program.calls:
+    makers = [-1]
+    for position, call in enumerate(program.calls):
         missing = [name for name in call.inputs if name not in known]
         if missing:
             raise PolycertError(f"{call} uses {missing[0]!r}, an output that no rule computes")
         results = _run(building, call, [known[name] for name in call.inputs])
         known.update((name, value) for name, value in zip(call.outputs, results, strict=False) if name)
+        makers += [position] * (len(building.nodes) - len(makers))
     result = known.get(program.output_name)
     if not isinstance(result, Value):
         raise PolycertError("the network's output does not depend on its input")
-    return building.nodes, result.index, tuple(building.computed)
+    held = {name: value for name, value in known.items() if name and name not in program.tensors}
+    return Built(building.nodes, result.index, tuple(building.computed), held, makers)
 
 
 def _refuse_unknown(program: Program, supported: set[str]) -> None:

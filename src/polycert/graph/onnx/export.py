@@ -15,8 +15,9 @@ from torch import Tensor
 from polycert.errors import PolycertError
 from polycert.graph.core import Graph, Node
 from polycert.graph.network import Network
+from polycert.graph.onnx.comparing import agreements
 from polycert.graph.onnx.reading import Program, read_program
-from polycert.graph.onnx.replay import Replay, agreements
+from polycert.graph.onnx.replay import Replay
 from polycert.records import whole_file
 from polycert.rules.activation import Arctan, Erf, LeakyRelu, Relu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul, Mean

@@ -30,6 +30,8 @@ def integers(array: Any, what: str) -> list[int]:
 
 def constant_of(call: Call) -> Array:
     """What a `Constant` op holds."""
+    if len(call.attributes) != 1:
+        raise PolycertError(f"{call} must hold one value, it has {len(call.attributes)} attributes")
     for name, kind in (("value_float", np.float32), ("value_floats", np.float32)):
         if name in call.attributes:
             return np.asarray(call.get(name), dtype=kind)
@@ -76,8 +78,21 @@ def axes_of(call: Call, inputs: list[Any], opset: int, since: int) -> list[int] 
     return integers(inputs[1], f"the axes of {call}") if len(inputs) > 1 and inputs[1] is not None else None
 
 
+def reduced_axes(call: Call, inputs: list[Any], rank: int, opset: int, since: int) -> list[int]:
+    """The axes that a reduction runs over: without any, or with an empty list, all or none, as an attribute says."""
+    axes = axes_of(call, inputs, opset, since)
+    noop = call.get("noop_with_empty_axes", 0)
+    if noop not in (0, 1):
+        raise PolycertError(f"{call} has noop_with_empty_axes = {noop}, which must be 0 or 1")
+    if not axes:
+        return [] if noop else list(range(rank))
+    return sorted({axis_of(axis, rank, call) for axis in axes})
+
+
 def squeezed(shape: tuple[int, ...], axes: list[int] | None, call: Call) -> tuple[int, ...]:
     """A shape without axes of size 1."""
+    if axes is not None and not axes:
+        raise PolycertError(f"{call} has an empty list of axes, which is read as all of them or as none")
     if axes is None:
         return tuple(n for n in shape if n != 1)
     chosen = {axis_of(axis, len(shape), call) for axis in axes}
@@ -251,9 +266,10 @@ def _slice(call: Call, inputs: list[Any], opset: int) -> Array:
 
 
 def _product(call: Call, inputs: list[Any], opset: int) -> Array:
-    axes = axes_of(call, inputs, opset, 18)
+    (data,) = _arrays(call, inputs[:1])
+    axes = reduced_axes(call, inputs, data.ndim, opset, 18)
     kept = bool(call.get("keepdims", 1))
-    return np.asarray(np.prod(inputs[0], axis=None if axes is None else tuple(axes), keepdims=kept))
+    return np.prod(data, axis=tuple(axes), keepdims=kept).astype(data.dtype) if axes else data
 
 
 # Folds that only move numbers about, or that compute whole ones, round nothing.

@@ -95,6 +95,8 @@ def _split(b: Building, call: Call, inputs: Inputs) -> list[Known]:
     """Parts along an axis; one without entries is a constant."""
     x = variable(call, inputs[0])
     axis = axis_of(call.get("axis", 0), len(x.shape), call)
+    if call.get("num_outputs", len(call.outputs)) != len(call.outputs):
+        raise PolycertError(f"{call} has {len(call.outputs)} outputs, not the {call.get('num_outputs')} that it names")
     given = call.get("split") if b.opset < 13 else constant(call, inputs, 1)
     if given is None:
         size = -(-x.shape[axis] // len(call.outputs))

@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
-from polycert.graph.core import Graph, prune
+from polycert.graph.core import Graph
 from polycert.graph.network import Network
-from polycert.graph.onnx.building import build, inner
+from polycert.graph.onnx.building import Built, build, inner
+from polycert.graph.onnx.comparing import check_against, check_inside
 from polycert.graph.onnx.reading import Program, read_program
-from polycert.graph.onnx.replay import Replay, check_against
+from polycert.graph.onnx.replay import Replay
+from polycert.graph.onnx.tracing import Trace, constants_of
+
+if TYPE_CHECKING:
+    from polycert.sets import Region
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +31,7 @@ class Imported(Network):
     program: Program
     own: torch.dtype
     device: torch.device
-    graphs: dict[torch.dtype, Graph] = field(default_factory=dict)
+    traces: dict[torch.dtype, Trace] = field(default_factory=dict)
 
     @property
     def input_shape(self) -> Shape:  # type: ignore[override]
@@ -44,11 +50,17 @@ class Imported(Network):
 
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
         """The graph in its own type or another one; what a caller derives from its weights stays with the caller."""
-        wanted = dtype or self.own
-        if wanted not in self.graphs:
-            with torch.inference_mode(False):  # it may meet gradients later
-                self.graphs[wanted] = _graph(self.program, wanted, self.device)
-        return self.graphs[wanted].fresh()
+        return self.trace(dtype or self.own).graph.fresh()
+
+    def trace(self, dtype: torch.dtype) -> Trace:
+        """The graph in some type, with the places of the file's values."""
+        if dtype not in self.traces:
+            self.traces[dtype] = Trace.of(_built(self.program, dtype, self.device), dtype, self.device)
+        return self.traces[dtype]
+
+    def check_inside(self, region: Region) -> None:
+        """Compare every value with onnxruntime's at some points of the samples' own boxes."""
+        check_inside(self.trace(torch.float64), self.replay, region)
 
     @cached_property
     def replay(self) -> Replay:
@@ -56,20 +68,19 @@ class Imported(Network):
         return Replay(self.program)
 
 
-def _graph(program: Program, dtype: torch.dtype, device: torch.device) -> Graph:
-    like = torch.empty(0, dtype=dtype, device=device)
+def _built(program: Program, dtype: torch.dtype, device: torch.device) -> Built:
     try:
-        nodes, output, computed = build(program, like)
+        with torch.inference_mode(False):  # it may meet gradients later
+            return build(program, torch.empty(0, dtype=dtype, device=device))
     except PolycertError as error:
         raise PolycertError(f"cannot read {program.source}: {error}") from None
     except (ValueError, TypeError, IndexError, KeyError, RuntimeError, OverflowError, AttributeError) as error:
         # A malformed file can break an op's own rules in more ways than can be listed.
         raise PolycertError(f"cannot read {program.source}: {reason(error)}") from None
-    return Graph(prune(nodes, output), dtype, device, computed)
 
 
 def read_onnx(path: Path, device: torch.device | str = "cpu") -> Imported:
-    """Read a file, build its graph and compare it with onnxruntime on random inputs.
+    """Read a file, build its graph and compare it with onnxruntime: constants, shapes, and all values at random inputs.
 
     Raises:
         PolycertError: if the file is malformed, has an op without a rule, or is not reproduced.
@@ -79,6 +90,7 @@ def read_onnx(path: Path, device: torch.device | str = "cpu") -> Imported:
     kinds = {array.dtype for array in (*program.tensors.values(), *held)}
     own = torch.float64 if np.dtype(np.float64) in kinds else torch.float32
     network = Imported(program, own, torch.device(device))
-    network.bind()
-    check_against(network, network.replay)
+    built = _built(program, own, network.device)
+    network.traces[own] = Trace.of(built, own, network.device)
+    check_against(network.traces[own], constants_of(built), network.replay)
     return network

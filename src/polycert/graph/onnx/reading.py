@@ -64,7 +64,7 @@ class Program:
     input_shape: Shape
     input_type: type[np.float32] | type[np.float64]
     output_name: str
-    content: bytes
+    content: bytes  # of the file, without calls that the output does not need
 
 
 def read_program(path: Path) -> Program:
@@ -98,10 +98,13 @@ def _program(model: Any, source: str, content: bytes) -> Program:
             f"a network needs one input and one output, this one has {len(inputs)} and {len(graph.output)}"
         )
     calls = _sorted([_call(node) for node in graph.node], {*tensors, inputs[0].name})
+    needed = _needed(calls, graph.output[0].name)
+    if len(needed) < len(calls):
+        content = _without_rest(model, needed)
     return Program(
         source,
         _opset(model),
-        _needed(calls, graph.output[0].name),
+        needed,
         tensors,
         inputs[0].name,
         _input_shape(inputs[0]),
@@ -226,3 +229,13 @@ def _needed(calls: list[Call], output: str) -> tuple[Call, ...]:
             kept.append(call)
             wanted.update(call.inputs)
     return tuple(reversed(kept))
+
+
+def _without_rest(model: Any, calls: Iterable[Call]) -> bytes:
+    """The file with these calls only: nothing looks at the sizes of the others, which onnxruntime would run."""
+    results = {name for call in calls for name in call.outputs if name}
+    kept = [node for node in model.graph.node if results.intersection(node.output)]
+    model.graph.ClearField("node")
+    model.graph.node.extend(kept)
+    content: bytes = model.SerializeToString()
+    return content

@@ -72,6 +72,8 @@ def _geometry(call: Call, x: Value, kernel: list[int]) -> Geometry:
     image = (x.shape[1], 1, x.shape[2]) if axes == 1 else x.shape[1:]
     auto = call.get("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
+        if call.op != "Conv" and any(n != 1 for n in dilations):
+            raise PolycertError(f"{call} pads by {auto!r} and is dilated, which runtimes read in different ways")
         pads = _same(image[3 - axes :], kernel, strides, dilations, upper=auto == "SAME_UPPER")
     elif auto == "VALID":
         pads = [0] * (2 * axes)
