@@ -98,7 +98,7 @@ def missed(case: Any, read: Property, point: Values) -> str | None:
     if any(_covers(box, point) for box in read.boxes):
         claimed()
         return None
-    return f"the text calls {_shown(point)} unsafe, and no box and clause that were read hold it"
+    return f"the text calls a point unsafe, and no box and clause that were read hold it: {_shown(point)}"
 
 
 def invented(case: Any, read: Property, point: Values) -> str | None:
@@ -111,7 +111,7 @@ def invented(case: Any, read: Property, point: Values) -> str | None:
     claimed()
     if all(_true(tree, near) for tree in case["assertions"]):
         return None
-    return f"{_shown(near)} passes for a witness, and the text calls it safe"
+    return f"a point passes for a witness, and the text calls it safe: {_shown(near)}"
 
 
 def _holds_doubles(box: Box) -> bool:
@@ -222,7 +222,8 @@ def _words(tree: Tree) -> Iterator[str]:
 
 
 def _shown(point: Values) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in point.items())
+    """Its first output: sentences about one bug should look alike."""
+    return f"Y_0 is {_double(point['Y_0'])!r}"
 
 
 # --- texts ---------------------------------------------------------------------------------------------------------
