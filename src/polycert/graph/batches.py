@@ -34,8 +34,8 @@ class Watch(TorchFunctionMode):
 
 def scripted(model: nn.Module) -> bool:
     """Whether a part of a model may be compiled by `torch.jit`, so that `Watch` cannot see what it asks for."""
-    functions = torch.jit._state._python_cu.get_functions()  # all of this process
-    return bool(functions) or any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    unit: Any = torch.jit._state._python_cu  # holds all functions of this process
+    return bool(unit.get_functions()) or any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
 
 
 def check_same(
