@@ -13,6 +13,8 @@ from polycert.errors import PolycertError
 from polycert.graph import Graph, Network, capture
 from polycert.sets import Array
 
+LARGEST_WHOLE = {torch.float32: 2**24, torch.float64: 2**53}  # up to which all whole numbers are held
+
 
 def as_network(net: Network | nn.Module, x: Tensor) -> Network:
     """A network as it is, or a module captured for the shape of its inputs."""
@@ -20,7 +22,7 @@ def as_network(net: Network | nn.Module, x: Tensor) -> Network:
 
 
 def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
-    """Inputs as a tensor of the network's type, or in float64 if they came so; or a clear error."""
+    """Inputs as a tensor of the network's type, or in float64 if they came so or need it; or a clear error."""
     given = as_tensor(x)
     if given.is_meta:
         raise PolycertError("inputs must hold numbers, got a tensor on the device 'meta'")
@@ -33,10 +35,28 @@ def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
         raise PolycertError(
             f"inputs have samples of shape {tuple(given.shape[1:])} but the network takes {network.input_shape}"
         )
-    wide = given if given.dtype == torch.float64 else given.to(network.dtype)
+    wide = _in_floats(given, network.dtype)
     if not all_finite(wide):
         raise PolycertError("inputs contain NaN or infinite values: clean them first")
     return network, wide
+
+
+def _in_floats(given: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same numbers in a network's type, or in float64 if they came so or that type does not hold them all.
+
+    Raises:
+        PolycertError: if float64 does not hold them either.
+    """
+    if given.is_floating_point():
+        return given if given.dtype == torch.float64 else given.to(dtype)
+    whole = given.to(torch.int64)
+    least, most = (int(end) for end in whole.aminmax())
+    if given.dtype == torch.uint64 and least < 0:  # wrapped around
+        most = 2**64
+    size = max(-least, most)
+    if size > LARGEST_WHOLE[torch.float64]:
+        raise PolycertError("inputs hold whole numbers beyond 2^53, which float64 rounds: scale them first")
+    return whole.to(dtype if size <= LARGEST_WHOLE[dtype] else torch.float64)
 
 
 def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Iterator
@@ -15,17 +16,22 @@ from torch import Tensor, fx, nn
 
 from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
+from polycert.graph.arguments import check_read, check_repeatable
+from polycert.graph.batches import Watch, check_same, scripted
 from polycert.graph.core import Graph, Node, append, prune
 from polycert.graph.kept import Kept, keepable
 from polycert.graph.network import Network
+from polycert.graph.spread import agrees, spread_out
 from polycert.graph.stored import Stored
+from polycert.graph.writes import refuse_changed_state, without_writes
 from polycert.limits import VALUES, checked_shape
 from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.recipe import Recipe
 
 # The batch while tracing: neither 1 (which squeezes away) nor likely to be a size inside a network.
 TRACE_BATCH = 3
-# Ops that only look at a tensor in another way.
+OTHER_BATCH = 5
+# Ops that only look at a tensor in another way, and so round nothing.
 VIEWS = tuple(
     f"aten.{name}."
     for name in (
@@ -42,7 +48,10 @@ EXACT = (
     ),
     *(f"aten.{name}." for name in ("to", "_to_copy", "ones_like", "zeros_like", "cat", "stack", "flip")),
 )
+SINGLE = 4  # samples that the module is given one by one, and the first
 SOFTMAX = ("aten.softmax.int", "aten.log_softmax.int", "aten._softmax.default", "aten._log_softmax.default")
+
+_FINISH = {"": Tensor.detach, "softmax": lambda z: z.softmax(-1), "log_softmax": lambda z: z.log_softmax(-1)}
 
 
 def capture(model: nn.Module, input_shape: Shape) -> Network:
@@ -50,12 +59,15 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
 
     Args:
         model: any module that `torch.export` can trace, with one input and one output, in float32 or float64.
-            It is traced in evaluation mode and left as it was.
+            It is traced in evaluation mode and left as it was. The network follows its parameters and buffers
+            whenever they change. Everything else is taken as it is now: the order of ops, attributes that are
+            plain numbers or flags, tensors that are neither parameters nor buffers, and the sizes of all tensors.
         input_shape: shape of one sample, without the batch.
 
     Raises:
         PolycertError: if the module has an op without a rule (all of them are named), more than one input or
-            output, or if the captured graph does not reproduce the module on a random batch.
+            output, draws numbers at random, mixes samples, needs the size of the batch, passes an argument to an
+            op that no rule looks at, or if the captured graph does not reproduce the module on random batches.
 
     Example:
         >>> net = capture(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)), (1, 2, 2))
@@ -74,7 +86,9 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
     with _evaluating(model):
         program = _export(model, example)
         network = Captured.of(model, program, tuple(input_shape), dtype, device)
-        _self_check(model, network, example)
+        if _self_check(model, network) or scripted(model):
+            other = _export(model, torch.cat([example, example])[:OTHER_BATCH])
+            check_same(program, other, _needed_by_output, network.variable)
     return network
 
 
@@ -88,8 +102,8 @@ class Captured(Network):
     output_shape: Shape
     calls: tuple[fx.Node, ...]
     result: fx.Node
-    has_softmax: bool
-    dropped: str
+    dropped: str  # a final softmax, or nothing
+    variable: set[str]
     default_dtype: torch.dtype
     default_device: torch.device
     _kept: list[Kept] = field(default_factory=list, init=False, repr=False)  # one at most: a cell in a frozen class
@@ -110,10 +124,7 @@ class Captured(Network):
                 f"{len(signature.user_outputs)}: wrap it in a module that has"
             )
         nodes = list(program.graph.nodes)
-        result = _fx_output(nodes[-1])
-        has_softmax, dropped = str(result.target) in SOFTMAX, str(result.target)
-        if has_softmax:
-            result = _fx_node(result.args[0])
+        result, dropped = _logits(program)
         calls = tuple(n for n in nodes if n.op == "call_function")
         variable = _variable(nodes, signature.user_inputs[0])
         unknown = [n for n in calls if n.name in variable and not _has_rule(n) and n in _needed(result)]
@@ -124,9 +135,9 @@ class Captured(Network):
                 f"no rule for {listed}: rewrite the model with supported ops ({known}) or add a rule in polycert/rules"
             )
         network = Captured(
-            module, program, input_shape, _shape(result), calls, result, has_softmax, dropped, dtype, device
+            module, program, input_shape, _shape(result), calls, result, dropped, variable, dtype, device
         )
-        _refuse_writes_into_views(nodes)
+        refuse_changed_state(program, network._needed)
         for call in filter(_single, calls):
             checked_shape(call.meta["val"].shape[1:], f"{call.target} (node '{call.name}')", VALUES)
         network.bind()
@@ -135,7 +146,7 @@ class Captured(Network):
     @property
     def softmax(self) -> bool:
         """Whether a final softmax was dropped."""
-        return self.has_softmax
+        return bool(self.dropped)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -196,6 +207,10 @@ class Captured(Network):
                 continue
             sources = tuple(value.index for value in _values(args))
             if not sources:  # a constant: computed from the live tensors, so still differentiable
+                try:
+                    check_repeatable(call)
+                except ValueError as error:
+                    problems.append(f"{call.target} (node '{call.name}'): {error}")
                 known[call.name] = call.target(*args, **kwargs)  # type: ignore[operator]
                 derived = True
                 if not _rounds_nothing(call, args, known[call.name]):
@@ -223,7 +238,9 @@ class Captured(Network):
         target = str(call.target)
         training = "batch_norm" in target and self._owner(call).training
         shape = _shape(call) if _single(call) else ()
-        made = RULES[target](Call(target, tuple(args), dict(kwargs), in_shapes, shape, like, training=training))
+        given = Call(target, tuple(args), dict(kwargs), in_shapes, shape, like, training=training)
+        made = RULES[target](given)
+        check_read(call.target, given)
         result = made.out_shape if isinstance(made, Op) else made.shapes[-1]
         if _single(call) and result != (shape or (1,)):
             raise ValueError(f"the rule gives shape {result} instead of {shape}")
@@ -263,7 +280,8 @@ def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.export(model, (example,), strict=False)
+            program = torch.export.export(model, (example,), strict=False)
+        return without_writes(program)
     except PolycertError:
         raise
     except Exception as error:
@@ -284,44 +302,38 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _self_check(model: nn.Module, network: Captured, example: Tensor) -> None:
-    """The graph must give what the module gives, on a batch of another size."""
-    batch = torch.cat([example, example.flip(0) * 0.5])
-    with torch.no_grad():
-        try:
-            expected, got = model(batch), network(batch)
-        except RuntimeError as error:
-            raise PolycertError(f"the model works for one size of batch only: {reason(error)}") from None
-    if not isinstance(expected, Tensor):
-        raise PolycertError(f"a network needs one tensor as its output, this one returns {type(expected).__name__}")
-    if network.has_softmax:
-        logs = "log_softmax" in str(network.dropped)
-        got = got.log_softmax(-1) if logs else got.softmax(-1)
-    if not bool(torch.isfinite(expected).all()):
-        raise PolycertError("the model's output is not finite: its weights hold NaN or infinite values, or overflow")
-    scale = expected.abs().amax().clamp(min=1)
-    if expected.shape != got.shape or not bool(((expected - got).abs() <= 1e-4 * scale).all()):
-        raise PolycertError(
-            "the captured graph does not reproduce the model on a random batch; "
-            "does its forward depend on data, randomness or the batch?"
-        )
+def _self_check(model: nn.Module, network: Captured) -> bool:
+    """The graph must give what the module gives, on inputs of many sizes, in a batch and one by one.
 
-
-def _refuse_writes_into_views(nodes: list[fx.Node]) -> None:
-    """A value written in place changes every other view of its tensor, which the traced program does not show."""
-    place = {node: position for position, node in enumerate(nodes)}
-    root: dict[fx.Node, fx.Node] = {}
-    for node in nodes:
-        source = node.args[0] if node.args else None
-        alias = node.op == "call_function" and (str(node.target).startswith(VIEWS) or _writes(node))
-        root[node] = root[source] if alias and isinstance(source, fx.Node) else node
-    for node in filter(_writes, nodes):
-        for other in nodes[: place[node]]:
-            if root[other] is root[node] and any(place[user] > place[node] for user in other.users):
-                raise PolycertError(
-                    f"{node.target} (node '{node.name}') writes into a tensor that is used again as '{other.name}': "
-                    "use the version without underscore"
-                )
+    Gives whether the module asks for sizes on its way, which may be the batch's.
+    """
+    graph, watch = network.bind(), Watch()
+    points = spread_out(graph).to(graph.device, graph.dtype)
+    batches = [points[:1], points, *points[1:].split(1)[:: len(points) // SINGLE + 1]]
+    for batch in batches:
+        with torch.no_grad(), watch:
+            try:
+                expected = model(batch.clone())
+            except Exception as error:
+                raise PolycertError(f"the model works for one size of batch only: {reason(error)}") from None
+        if not isinstance(expected, Tensor):
+            raise PolycertError(f"a network needs one tensor as its output, this one returns {type(expected).__name__}")
+        if len(batch) == 1 and expected.numel() == math.prod(network.output_shape):  # `squeeze` may have taken it away
+            expected = expected.reshape(1, *network.output_shape)
+        if expected.shape != (len(batch), *network.output_shape):
+            raise PolycertError(
+                f"{len(batch)} samples give shape {tuple(expected.shape)}: the batch must stay the first axis"
+            )
+        if batch is batches[0] and not bool(torch.isfinite(expected).all()):
+            raise PolycertError(
+                "the model's output is not finite: its weights hold NaN or infinite values, or overflow"
+            )
+        if not bool(agrees(graph, batch, expected, _FINISH[network.dropped]).all()):
+            raise PolycertError(
+                "the captured graph does not reproduce the model on random batches; "
+                "does its forward depend on data, randomness or the batch?"
+            )
+    return watch.asked
 
 
 def _rounds_nothing(call: fx.Node, args: Any, result: Any) -> bool:
@@ -330,14 +342,6 @@ def _rounds_nothing(call: fx.Node, args: Any, result: Any) -> bool:
         return False
     changes_type = args and isinstance(args[0], Tensor) and isinstance(result, Tensor) and result.dtype != args[0].dtype
     return not changes_type or bool((result.double() == args[0].double()).all())
-
-
-def _writes(node: fx.Node) -> bool:
-    return (
-        node.op == "call_function"
-        and node.target is not operator.getitem
-        and str(node.target).split(".")[1].endswith("_")
-    )
 
 
 def _values(args: Any) -> Iterator[Value]:
@@ -378,9 +382,19 @@ def _fx_node(value: Any) -> fx.Node:
     return value
 
 
-def _fx_output(node: fx.Node) -> fx.Node:
-    values = node.args[0]
-    return _fx_node(values[0] if isinstance(values, (tuple, list)) else values)
+def _logits(program: torch.export.ExportedProgram) -> tuple[fx.Node, str]:
+    """The program's output without a final softmax, and the name of that."""
+    (name,) = program.graph_signature.user_outputs
+    values = program.graph.output_node().args[0]
+    found = [node for node in values if isinstance(node, fx.Node) and node.name == name]
+    result = _fx_node(found[0] if found else None)
+    if str(result.target) not in SOFTMAX or result.args[1] not in (-1, result.meta["val"].dim() - 1):
+        return result, ""
+    return _fx_node(result.args[0]), "log_softmax" if "log_softmax" in str(result.target) else "softmax"
+
+
+def _needed_by_output(program: torch.export.ExportedProgram) -> set[fx.Node]:
+    return _needed(_logits(program)[0])
 
 
 def _needed(result: fx.Node) -> set[fx.Node]:

@@ -225,6 +225,7 @@ def _addmm(call: Call) -> MatMul:
 
 @rule("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default")
 def _batch_norm(call: Call) -> Elementwise:
+    _check_statistics(call)
     weight, bias, mean, variance = call.args[1:5]
     eps = call.args[7] if call.target == "aten.batch_norm.default" else call.args[6]
     factor = torch.rsqrt(variance + eps) if weight is None else weight * torch.rsqrt(variance + eps)
@@ -244,6 +245,15 @@ def _batch_norm(call: Call) -> Elementwise:
         training=call.training,
         shift_magnitude=2 * per_channel(parts).detach(),
     )
+
+
+def _check_statistics(call: Call) -> None:
+    """A batch norm must use running statistics, and those must be such."""
+    variance = call.args[4]
+    if variance is None or (call.target == "aten.batch_norm.default" and call.args[5]):
+        raise ValueError("a batch norm that takes its statistics from the batch (training=True) mixes samples")
+    if bool((variance < 0).any()):
+        raise ValueError("a batch norm has a negative running variance: no training leaves one, load its state again")
 
 
 def _two_operands(call: Call) -> tuple[Any, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
@@ -313,9 +313,30 @@ class Activation(Op):
         return self.peak(-inputs[0], inputs[0])
 
 
+class Arguments(tuple[Any, ...]):
+    """Positional arguments that remember which of them were looked at."""
+
+    def __new__(cls, values: Iterable[Any], read: set[int | str]) -> Arguments:
+        """The values, and where to note the positions."""
+        made = super().__new__(cls, values)
+        made.read = read
+        return made
+
+    read: set[int | str]
+
+    def __getitem__(self, place: Any) -> Any:
+        """One of them or several."""
+        found = super().__getitem__(place)
+        self.read.update(range(*place.indices(len(self))) if isinstance(place, slice) else [place % len(self)])
+        return found
+
+
 @dataclass(frozen=True)
 class Call:
-    """One call in a traced program, with its tensors resolved: what a rule's builder sees."""
+    """One call in a traced program, with its tensors resolved: what a rule's builder sees.
+
+    It notes in `read` which arguments the builder looks at: one that is not looked at must be at its default.
+    """
 
     target: str
     args: tuple[Any, ...]
@@ -324,11 +345,16 @@ class Call:
     out_shape: Shape
     like: Tensor  # carries the type and device of the weights
     training: bool = False  # the module that made the call is in training mode
+    read: set[int | str] = field(default_factory=set, compare=False)  # positions and names
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", Arguments(tuple(self.args), self.read))
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or name."""
         if position < len(self.args):
             return self.args[position]
+        self.read.add(name)
         return self.kwargs.get(name, default)
 
 

@@ -34,9 +34,11 @@ def _two(values: int | list[int]) -> Pair:
 def _avg_pool2d(call: Call) -> AvgPool2d:
     kernel = _two(call.get(1, "kernel_size"))
     stride, padding = _two(call.get(2, "stride") or list(kernel)), _two(call.get(3, "padding", 0))
-    if call.get(4, "ceil_mode", False) or call.get(6, "divisor_override") is not None:
+    ceil, divisor = call.get(4, "ceil_mode", False), call.get(6, "divisor_override")
+    if ceil or divisor is not None:
         raise ValueError("avg_pool2d with ceil_mode or divisor_override is not supported")
-    if padding != (0, 0) and not call.get(5, "count_include_pad", True):
+    padded_count = call.get(5, "count_include_pad", True)
+    if padding != (0, 0) and not padded_count:
         raise ValueError("avg_pool2d with padding needs count_include_pad=True")
     return _pool(call, kernel, stride, padding)
 

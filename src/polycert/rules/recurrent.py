@@ -164,6 +164,9 @@ def _layers(call: Call) -> Recipe:
     params, biased, count = list(call.args[2]), bool(call.args[3]), int(call.args[4])
     if not all(_zero(state) for state in states):
         raise ValueError("recurrent layers are supported from a state of zeros only")
+    dropout, train = call.args[5:7]
+    if dropout and train:
+        raise ValueError("dropout between recurrent layers (train=True) is random: a network must not be")
     if call.args[7] or not call.args[8]:
         raise ValueError("recurrent layers are supported with batch_first=True and in one direction only")
     each = 4 if biased else 2

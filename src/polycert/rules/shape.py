@@ -76,10 +76,6 @@ class Permute(Exact):
     "aten.squeeze.dims",
     "aten.squeeze.default",
     "aten.unsqueeze.default",
-    # Nothing at all in evaluation:
-    "aten.dropout.default",
-    "aten.feature_dropout.default",
-    "aten.alpha_dropout.default",
     "aten.contiguous.default",
     "aten.clone.default",
     "aten.detach.default",
@@ -87,6 +83,13 @@ class Permute(Exact):
     "aten.alias.default",
 )
 def _reshape(call: Call) -> Reshape:
+    return Reshape(call.in_shapes[0], call.out_shape)
+
+
+@rule("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default")
+def _dropout(call: Call) -> Reshape:
+    if call.get(2, "train") is not False:
+        raise ValueError("dropout that is on in evaluation (train=True) is random: a network must not be")
     return Reshape(call.in_shapes[0], call.out_shape)
 
 

@@ -18,6 +18,7 @@ from polycert.errors import PolycertError
 from polycert.graph.onnx.reading import Shape
 from polycert.graph.onnx.replay import Replay
 from polycert.graph.onnx.tracing import Place, Trace
+from polycert.graph.spread import Close, close_to, moved, noise_of, peak, sizes_of, spread_out, step_of
 
 if TYPE_CHECKING:
     from polycert.graph.core import Graph
@@ -25,41 +26,9 @@ if TYPE_CHECKING:
 
 Kinds = dict[str, np.dtype[Any]]  # by the names of values
 
-STEP = 2.0**-20  # of the sizes on the way: sixteen roundings of float32, in which most files compute
-LIBRARY = 2.0**-24  # what functions such as `log(exp(z) + 1)` lose near 0
-TIMES, RELATIVE = 8.0, 1e-5
-LEAST = 2.0**-149  # what underflow in float32 takes from a number
-SMALLEST = 1e-37  # underflow in float32
-LARGEST = 1e30  # beyond it, onnxruntime may overflow in float32
-LARGE = 10**8  # products from which on each evaluation takes its time
 NUMBERS = 2**24  # numbers in all values of the points that are compared at a time
 INSIDE = 8  # points in a box, at least
-RANGES = [  # the ends between which the entries of a random input lie
-    (0.0, 1.0),
-    (-0.5, 0.5),
-    (-5.0, 5.0),
-    (-1e6, 1e6),
-    (-1e-3, 1e-3),
-    (-3.0, 0.0),
-    (0.0, 30.0),
-    (-30.0, 30.0),
-    (-0.1, 0.1),
-    (-300.0, 0.0),
-    (-300.0, 300.0),
-    (0.0, 3e3),
-    (-1e3, -1.0),
-    (-1e4, 1e4),
-    (-1e5, 1e5),
-    (0.0, 1e6),
-]
 APART = [4.0, 1e8]  # sizes of what calls are given when they are run by themselves
-
-
-class Close(NamedTuple):
-    """For each of some points whether a value agrees, where it can be compared at all."""
-
-    agrees: Tensor  # [n] bool
-    compared: Tensor  # [n] bool
 
 
 def check_against(trace: Trace, constants: Mapping[str, np.ndarray], replay: Replay) -> None:
@@ -70,7 +39,7 @@ def check_against(trace: Trace, constants: Mapping[str, np.ndarray], replay: Rep
     Raises:
         PolycertError: if it does not, or if a value overflows at all points.
     """
-    points = _spread_out(trace.graph)
+    points = spread_out(trace.graph)
     kinds = _check_first(trace, constants, replay, points[:1])
     wrong = _unlike(trace, replay, torch.cat([points[:2], points[-3:]]), everywhere=True)
     if wrong is None and not bool(_outputs(trace, replay, points[2:-3]).all()):
@@ -99,24 +68,6 @@ def _demand(wrong: str | None, replay: Replay, where: str) -> None:
             f"the graph read from {replay.program.source} does not reproduce onnxruntime {where}, at {wrong!r}: "
             "please report the file"
         )
-
-
-def _spread_out(graph: Graph) -> Tensor:
-    """Random inputs of the sizes in `RANGES`, then 0 and two with a single entry; fewer for a large network."""
-    generator = torch.Generator().manual_seed(0)
-    ranges = torch.tensor(RANGES if _work(graph) <= LARGE else RANGES[::4], dtype=torch.float64)
-    low, high = ranges.reshape(-1, 2, *(1,) * len(graph.input_shape)).unbind(1)
-    shape = (len(ranges), *graph.input_shape)
-    noise = torch.lerp(low, high, torch.rand(shape, generator=generator, dtype=torch.float64))
-    single = torch.zeros(3, math.prod(graph.input_shape), dtype=torch.float64)
-    places = torch.randint(single.shape[1], (2,), generator=generator).tolist()
-    single[1, places[0]], single[2, places[1]] = 100.0, -100.0
-    return torch.cat([noise, single.reshape(3, *graph.input_shape)])
-
-
-def _work(graph: Graph) -> int:
-    """Products in one evaluation of the graph, roughly."""
-    return sum(max(op.forward_terms, 1) * math.prod(op.out_shape) for op in graph.linear.values())
 
 
 # --- constants and shapes ------------------------------------------------------------------------------------------
@@ -163,7 +114,7 @@ def _same(ours: np.ndarray, theirs: np.ndarray, exact: bool) -> bool:
 def agreements(graph: Graph, replay: Replay, points: Tensor) -> Tensor:
     """Whether the graph's outputs are onnxruntime's, for those of `[n, *input_shape]` that can be compared.
 
-    Both round at every step. How far that moves the outputs is measured, see `_noise`: they may differ by `TIMES` as
+    Both round at every step. How far that moves the outputs is measured, see `noise_of`: they may differ by `TIMES` as
     much, and by `RELATIVE` of the largest one. Not compared are points where either overflows, onnxruntime because a
     value on the way is larger than `LARGEST`.
     """
@@ -184,10 +135,10 @@ def _outputs(trace: Trace, replay: Replay, points: Tensor) -> Tensor:
 
 def _output(graph: Graph, replay: Replay, points: Tensor, theirs: Sequence[Tensor]) -> Close:
     values = _values(graph, replay, points)
-    sizes = _sizes(values)
-    noise = _noise(graph, values, {graph.output})
+    sizes = sizes_of(values)
+    noise = noise_of(graph, values, {graph.output})
     expected = torch.stack([part.reshape(-1) for part in theirs])
-    return _close(values[-1], noise[graph.output], expected, sizes[-1], sizes.amax(0))
+    return close_to(values[-1], noise[graph.output], expected, sizes[-1], sizes.amax(0))
 
 
 def _parts(graph: Graph, points: Tensor) -> Iterator[Tensor]:
@@ -216,14 +167,14 @@ def _unlike(trace: Trace, replay: Replay, points: Tensor, *, everywhere: bool) -
     compared = dict.fromkeys(places, not everywhere)
     for part in _parts(graph, points):
         values = _values(graph, replay, part)
-        noise = _noise(graph, values, {node for node, _ in places.values() if node is not None})
-        sizes = _sizes(values)
+        noise = noise_of(graph, values, {node for node, _ in places.values() if node is not None})
+        sizes = sizes_of(values)
         before = sizes.cummax(0).values
         theirs = replay.values(part, list(places))
         for (name, (node, shape)), expected in zip(places.items(), zip(*theirs, strict=True), strict=True):
             assert node is not None
             _check_shape(name, shape, expected[0], replay)
-            close = _close(values[node], noise[node], _stacked(expected), sizes[node], before[node])
+            close = close_to(values[node], noise[node], _stacked(expected), sizes[node], before[node])
             if not bool(close.agrees[close.compared].all()):
                 return name
             compared[name] |= bool(close.compared.any())
@@ -232,64 +183,6 @@ def _unlike(trace: Trace, replay: Replay, points: Tensor, *, everywhere: bool) -
 
 def _stacked(arrays: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack([array.reshape(-1) for array in arrays]))
-
-
-def _sizes(values: Sequence[Tensor]) -> Tensor:
-    """The largest entry of every value at every point: `[values, n]`."""
-    return torch.stack([_peak(value.flatten(1)) for value in values]).cpu()
-
-
-def _peak(value: Tensor) -> Tensor:
-    low, high = value.aminmax(dim=1)
-    return torch.maximum(high, -low)
-
-
-def _close(value: Tensor, noise: Tensor, expected: Tensor, size: Tensor, before: Tensor) -> Close:
-    """Compare a value `[n, *shape]` with onnxruntime's `[n, entries]`, given its size and that of all before it."""
-    found, moved = value.cpu().flatten(1), noise.cpu().flatten(1)
-    if found.shape != expected.shape:
-        return Close(torch.zeros(len(found), dtype=torch.bool), torch.ones(len(found), dtype=torch.bool))
-    largest, mean = _peak(expected).to(found), moved.mean(1)
-    # One entry of the noise is small by chance, all are not.
-    allowed = TIMES * mean + RELATIVE * largest + SMALLEST
-    theirs = torch.isfinite(largest)
-    compared = torch.isfinite(size + mean) & (theirs | (before <= LARGEST))
-    gap = (found - expected).abs_().sub_(moved, alpha=TIMES).amax(1)
-    return Close(theirs & (gap <= allowed), compared)
-
-
-def _noise(graph: Graph, values: list[Tensor], wanted: set[int]) -> dict[int, Tensor]:
-    """How far some nodes move, in two trials, if every value moves at random by what rounding may do to it."""
-    steps = [_step(graph, k, [values[i] for i in node.inputs]) for k, node in enumerate(graph.nodes) if k]
-    generator = torch.Generator(device=graph.device).manual_seed(0)
-    noise = {0: torch.zeros_like(values[0])}
-    for _ in range(2):
-        found = [values[0]]
-        for k, (node, step) in enumerate(zip(graph.nodes[1:], steps, strict=True), 1):
-            assert node.op is not None
-            found.append(_moved(node.op.forward(*(found[i] for i in node.inputs)), step, generator))
-            if k in wanted:
-                gap = (found[k] - values[k]).abs_()
-                noise[k] = torch.maximum(noise[k], gap) if k in noise else gap
-    return noise
-
-
-def _step(graph: Graph, index: int, inputs: list[Tensor]) -> Tensor | None:
-    """`STEP` of all that is added up in a node, or of what an activation computes with; `LIBRARY` for curved ones."""
-    if index not in graph.linear:
-        op = graph.activation(index)
-        return STEP * op.peak(inputs[0], inputs[0]) + (LEAST if op.piecewise_linear else LIBRARY)
-    linear = graph.linear[index]
-    if linear.forward_terms == 0 and linear.bias is None:
-        return None
-    return STEP * linear.magnitude(*(value.abs() for value in inputs)) + LEAST
-
-
-def _moved(value: Tensor, step: Tensor | None, generator: torch.Generator) -> Tensor:
-    if step is None:
-        return value
-    share = torch.rand(value.shape, generator=generator, device=value.device, dtype=value.dtype)
-    return torch.addcmul(value, share.mul_(2).sub_(1), step)
 
 
 # --- calls by themselves -------------------------------------------------------------------------------------------
@@ -336,11 +229,11 @@ def _unlike_apart(trace: Trace, kinds: Kinds, replay: Replay) -> str | None:
         expected = dict(zip(names, map(_stacked, zip(*theirs, strict=True)), strict=True))
         for call in alone:
             values, noise = _run_alone(trace.graph, call, given, rounding)
-            peaks = {k: _peak(value.flatten(1)).cpu() for k, value in values.items()}
+            peaks = {k: peak(value.flatten(1)).cpu() for k, value in values.items()}
             before = torch.stack(list(peaks.values())).amax(0)
             for name, (node, _) in call.results.items():
                 assert node is not None
-                close = _close(values[node], noise[node], expected[name], peaks[node], before)
+                close = close_to(values[node], noise[node], expected[name], peaks[node], before)
                 if not bool(close.agrees[close.compared].all()):
                     return name
                 compared[name] |= bool(close.compared.any())
@@ -370,16 +263,16 @@ def _run_alone(
     graph: Graph, call: Alone, given: dict[int, Tensor], generator: torch.Generator
 ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """The values of the nodes that a call reads and has, from random operands; how far rounding may move each."""
-    found, *moved = ({k: given[k].to(graph.device, graph.dtype) for k in call.sources} for _ in range(3))
+    found, *trials = ({k: given[k].to(graph.device, graph.dtype) for k in call.sources} for _ in range(3))
     for k in call.nodes:
         node = graph.nodes[k]
         assert node.op is not None
         with torch.no_grad():
             found[k] = node.op.forward(*(found[i] for i in node.inputs))
-            step = _step(graph, k, [found[i] for i in node.inputs])
-            for trial in moved:
-                trial[k] = _moved(node.op.forward(*(trial[i] for i in node.inputs)), step, generator)
-    first, second = moved
+            step = step_of(graph, k, [found[i] for i in node.inputs])
+            for trial in trials:
+                trial[k] = moved(node.op.forward(*(trial[i] for i in node.inputs)), step, generator)
+    first, second = trials
     results = {place.node for place in call.results.values()}
     noise = {
         k: torch.maximum((first[k] - found[k]).abs_(), (second[k] - found[k]).abs_()) for k in found if k in results

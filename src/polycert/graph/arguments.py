@@ -1,0 +1,98 @@
+"""The law for a call's arguments: each is read by its rule, is at its default, or is known not to matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from polycert.rules import Call, Value
+
+# Arguments that say where or how numbers are stored, or what only matters in training; their ops' values ignore them.
+IRRELEVANT = {"memory_format", "pin_memory", "non_blocking", "inplace", "momentum", "cudnn_enabled", "half_to_float"}
+# Arguments of ops that only choose the shape of the result, which the traced program states beside the call.
+BY_SHAPE = {
+    "view": {"size"},
+    "_unsafe_view": {"size"},
+    "reshape": {"shape"},
+    "flatten": {"start_dim", "end_dim"},
+    "unflatten": {"dim", "sizes"},
+    "squeeze": {"dim"},
+    "unsqueeze": {"dim"},
+    "expand": {"size", "implicit"},
+    "mean": {"keepdim"},
+    "sum": {"keepdim"},
+    "adaptive_avg_pool2d": {"output_size"},
+    "conv_transpose1d": {"output_padding"},
+    "conv_transpose2d": {"output_padding"},
+    "convolution": {"output_padding"},
+    "max_pool1d": {"ceil_mode"},
+    "max_pool2d": {"ceil_mode"},
+    "dropout": {"p"},  # its rule refuses it unless it does nothing
+    "feature_dropout": {"p"},
+    "alpha_dropout": {"p"},
+}
+
+
+def named(target: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[int, torch.Argument, Any]]:
+    """Position, description and value of every argument that a call of an ATen op gives."""
+    for position, argument in enumerate(target._schema.arguments):
+        if position < len(args):
+            yield position, argument, args[position]
+        elif argument.name in kwargs:
+            yield position, argument, kwargs[argument.name]
+
+
+def by_shape(target: Any) -> set[str]:
+    """The arguments of an op that the shape of its result accounts for."""
+    return BY_SHAPE.get(target._schema.name.split("::")[1].rstrip("_"), set())
+
+
+def check_read(target: Any, call: Call) -> None:
+    """Every argument must have been read by the rule that built `call`, unless it changes nothing.
+
+    Raises:
+        ValueError: if a rule did not look at an argument that is not at its default.
+    """
+    accounted = IRRELEVANT | by_shape(target)
+    for position, argument, value in named(target, tuple(call.args), call.kwargs):
+        if position in call.read or argument.name in call.read or argument.name in accounted:
+            continue
+        if position == 0 and _only_nodes(value):  # the rule knows it by its shape
+            continue
+        if argument.name == "dtype" and value in (torch.float32, torch.float64):  # nothing but another rounding
+            continue
+        if not (argument.has_default_value() and _same(value, argument.default_value)):
+            shown = "a tensor" if isinstance(value, (Tensor, Value)) else repr(value)
+            raise ValueError(f"the argument {argument.name}={shown} is not supported")
+
+
+def check_repeatable(node: fx.Node) -> None:
+    """A constant must be the same whenever it is computed.
+
+    Raises:
+        ValueError: if it is drawn at random.
+    """
+    target: Any = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return
+    given = {argument.name: value for _, argument, value in named(target, node.args, node.kwargs)}
+    if given.get("train", given.get("training", True)) is not False:
+        raise ValueError("numbers drawn at random are not supported")
+
+
+def _only_nodes(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_only_nodes, value))
+    return isinstance(value, Value)
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether a value is the default."""
+    if isinstance(value, (Tensor, Value)):
+        return False
+    if isinstance(value, (list, tuple)):
+        return isinstance(default, (list, tuple)) and list(value) == list(default)
+    return bool(value == default)
