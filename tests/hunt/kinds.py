@@ -14,20 +14,24 @@ from hunt.relaxations import Relaxations
 
 
 class Entry(NamedTuple):
-    """A kind, its share of a hunt's time, and how many of its cases the tests try."""
+    """A kind, its share of a hunt's time, and how many of its cases the tests try.
+
+    `open`: why it is known to find something that is not mended yet; the tests then expect it to, or not to.
+    """
 
     kind: Kind
     weight: float
     count: int
+    open: str | None = None
 
 
 KINDS: tuple[Entry, ...] = (
-    Entry(Networks(), 4.0, 60),
-    Entry(Networks("linear", tuple(case.name for case in LINEAR)), 1.0, 60),
-    Entry(Decisions(), 2.0, 40),
-    Entry(Geometry(), 1.0, 300),
-    Entry(Inputs(), 0.5, 60),
-    Entry(Relaxations(), 1.0, 300),
+    Entry(Networks(), 4.0, 25),
+    Entry(Networks("linear", tuple(case.name for case in LINEAR)), 1.0, 50),
+    Entry(Decisions(), 2.0, 50, open="counterexamples are replayed in float64, not exactly"),
+    Entry(Geometry(), 1.0, 600, open="a distance of one subnormal number"),
+    Entry(Inputs(), 0.5, 80, open="arguments of wrong types"),
+    Entry(Relaxations(), 1.0, 200, open="a leak below the range of float32"),
 )
 
 

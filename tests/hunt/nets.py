@@ -48,7 +48,6 @@ MORE = [
     Case("power", (3,), lambda: mlp_of(lambda z: z**2)),
     Case("clamp-min", (3,), lambda: mlp_of(lambda z: z.clamp_min(0.25))),
     Case("clamp-max", (3,), lambda: mlp_of(lambda z: z.clamp_max(-0.5))),
-    Case("relu6", (3,), lambda: mlp_of(F.relu6)),
     Case("addmm", (3,), lambda: Fn(lambda m, x: m.b(torch.addmm(m.a.bias, x, m.a.weight).relu()), nn.Linear(3, 3), nn.Linear(3, 2))),
     Case("expand", (1, 3), lambda: Fn(lambda m, x: m.a((x.expand(-1, 2, -1) + x).relu().flatten(1)), nn.Linear(6, 3))),
     Case("unbind", (2, 3), lambda: Fn(lambda m, x: m.a(x.unbind(1)[0].relu() - x.unbind(1)[1]), nn.Linear(3, 3))),

@@ -6,19 +6,40 @@ import pytest
 
 from hunt.keeping import Kept, kept
 from hunt.kinds import KINDS, Entry, by_name
+from hunt.nets import traced
+from hunt.networks import ALL
+from hunt.oracle import OPS, op_of
 from hunt.outcome import try_case
+from hunt.relaxations import missing
 from hunt.runner import Hunt, table
+from polycert.rules import RULES
 
 SEED = 23
 
 
 @pytest.mark.parametrize("entry", KINDS, ids=lambda entry: entry.kind.name)
-def test_a_short_hunt_finds_nothing(entry: Entry) -> None:
-    (tally,) = Hunt([entry], SEED, keep=None).for_counts({entry.kind.name: entry.count})
+def test_a_short_hunt_finds_nothing(entry: Entry, request: pytest.FixtureRequest) -> None:
+    if entry.open is not None:
+        request.applymarker(pytest.mark.xfail(reason=entry.open, strict=False))
+    (tally,) = Hunt([entry], SEED, keep=None, shrinking=0.0).for_counts({entry.kind.name: entry.count})
     print(table([tally]))
     assert tally.clean, "\n".join(tally.finds)
     assert tally.cases == entry.count
     assert tally.informative > 0
+
+
+def test_every_rule_has_an_oracle() -> None:
+    """A new op needs a line in `oracle.py`, a new activation one in `relaxations.py`."""
+    assert {target for target in RULES if op_of(target) not in OPS} == set()
+    assert missing() == set()
+
+
+@pytest.mark.slow
+def test_every_rule_is_in_a_network() -> None:
+    """A new op needs a case in `cases.py`: then it is hunted."""
+    seen = {target for name in ALL for target in traced(name, "float64").oracle.targets}
+    built = {RULES[target] for target in seen if target in RULES}
+    assert {target for target, builder in RULES.items() if builder not in built} == set()
 
 
 @pytest.mark.parametrize("find", list(kept()), ids=lambda find: find.name)

@@ -1,0 +1,142 @@
+"""A hunt that finds nothing proves nothing unless it can find: bugs are planted, and each is found soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import polycert as pc
+from hunt.kind import Kind
+from hunt.kinds import by_name
+from hunt.outcome import Outcome, case_of, try_case
+from polycert import certification, geometry, inputs, radius
+from polycert.forms import Dense
+from polycert.rounding import Rounding
+from polycert.rules.activation import LeakyRelu, Relu, SShaped
+from polycert.rules.base import Interval
+from polycert.sets import Region
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+SEED = 7
+
+
+def no_slack(patch: pytest.MonkeyPatch) -> None:
+    """Rounding is forgotten."""
+    patch.setattr(Rounding, "gamma", lambda self, terms: 0.0)
+    patch.setattr(Rounding, "library", lambda self, size: size * 0)
+    patch.setattr(Rounding, "tiny", 0.0)
+
+
+def low_offset(patch: pytest.MonkeyPatch) -> None:
+    """The upper line of a ReLU is a hair too low."""
+    right = Relu.parallel
+
+    def wrong(self: Relu, lower: Tensor, upper: Tensor) -> tuple[Tensor, Interval]:
+        slope, (low, high) = right(self, lower, upper)
+        return slope, Interval(low, high * (1 - 1e-3))
+
+    patch.setattr(Relu, "parallel", wrong)
+    patch.setattr(LeakyRelu, "extent", _narrow(LeakyRelu.extent))
+
+
+def narrow_curves(patch: pytest.MonkeyPatch) -> None:
+    """Touching points of S-shaped functions are forgotten."""
+
+    def wrong(self: SShaped, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+        ends = self.forward(lower) - slope * lower, self.forward(upper) - slope * upper
+        return Interval(torch.minimum(*ends), torch.maximum(*ends))
+
+    patch.setattr(SShaped, "extent", wrong)
+
+
+def _narrow(right: Callable[..., Interval]) -> Callable[..., Interval]:
+    def wrong(*args: object) -> Interval:
+        low, high = right(*args)
+        return Interval(low, high - (high - low) * 1e-3)
+
+    return wrong
+
+
+def short_dot(patch: pytest.MonkeyPatch) -> None:
+    """Dense rows forget their last coordinate."""
+    right = Dense.dot
+    patch.setattr(Dense, "dot", lambda self, value: right(self, value * _all_but_last(value)))
+
+
+def _all_but_last(value: Tensor) -> Tensor:
+    kept = torch.ones_like(value).flatten(1)
+    kept[:, -1] = 0
+    return kept.reshape(value.shape)
+
+
+def narrow_set(patch: pytest.MonkeyPatch) -> None:
+    """The radius is rounded down."""
+    patch.setattr(Region, "radius", property(lambda self: self.eps.to(self.x.dtype) * (1 - 1e-6)))
+
+
+def small_dual(patch: pytest.MonkeyPatch) -> None:
+    """Dual norms are too small by three units."""
+    right = geometry.dual_norm
+    patch.setattr(geometry, "dual_norm", lambda weight, norm: right(weight, norm) * (1 - 1e-5))
+
+
+def hopeful(patch: pytest.MonkeyPatch) -> None:
+    """What the search leaves open is called robust."""
+    right = pc.verify
+
+    def wrong(*args: Any, **options: Any) -> pc.Verdicts:
+        found = right(*args, **options)
+        decisions = [replace(d, status="robust") if d.status == "unknown" else d for d in found.decisions]
+        pairs = zip(found.verdicts, decisions, strict=True)
+        return replace(found, verdicts=tuple(replace(v, decision=d) for v, d in pairs))
+
+    patch.setattr(pc, "verify", wrong)
+
+
+def unchecked_numbers(patch: pytest.MonkeyPatch) -> None:
+    """NaN and infinite numbers are let in."""
+    patch.setattr(inputs, "all_finite", lambda values: True)
+    for module in (certification, radius):
+        patch.setattr(module, "check_finite", lambda graph, values: None)
+
+
+PLANTS: list[tuple[str, Plant, int]] = [
+    ("networks", no_slack, 60),
+    ("networks", low_offset, 150),
+    ("networks", short_dot, 60),
+    ("networks", narrow_set, 100),
+    ("linear", no_slack, 60),
+    ("linear", narrow_set, 60),
+    ("geometry", small_dual, 60),
+    ("geometry", narrow_set, 60),
+    ("relaxations", low_offset, 60),
+    ("relaxations", narrow_curves, 60),
+    ("relaxations", no_slack, 60),
+    ("exact", hopeful, 60),
+    ("exact", low_offset, 60),
+    ("inputs", unchecked_numbers, 200),
+]
+
+
+def first_find(kind: Kind, plant: Plant, most: int) -> tuple[int, Outcome] | None:
+    """The number of the first case that fails with the bug and not without it, and how."""
+    for number in range(most):
+        case = case_of(kind, SEED, number)
+        with pytest.MonkeyPatch.context() as patch:
+            plant(patch)
+            outcome = try_case(kind, case)
+        if outcome.found and not try_case(kind, case).found:
+            return number, outcome
+    return None
+
+
+@pytest.mark.parametrize(("name", "plant", "most"), PLANTS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_a_planted_bug_is_found(name: str, plant: Plant, most: int) -> None:
+    found = first_find(by_name(name), plant, most)
+    assert found is not None
+    print(*found)
