@@ -314,3 +314,17 @@ def test_a_property_is_not_proved_where_its_box_shows_another_network(
     asked = read_property(tmp_path / "p.vnnlib")
     with pytest.raises(pc.PolycertError, match="a set that is asked about"):
         decide(net, asked, timeout=30)
+
+
+@pytest.mark.parametrize("op", ["Max", "Min", "Concat", "Add", "Gemm"])
+def test_an_input_that_is_needed_may_not_be_left_out(op: str, tmp_path: Path) -> None:
+    """onnxruntime ends the whole process at `Max(x, "")`."""
+    node = helper.make_node(op, ["x", ""], ["y"], **({"axis": 1} if op == "Concat" else {}))
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in "xy"]
+    model = helper.make_model(
+        helper.make_graph([node], "net", sides[:1], sides[1:]), opset_imports=[helper.make_opsetid("", 13)]
+    )
+    path = tmp_path / "net.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(pc.PolycertError, match="it has no name"):
+        pc.load(path)

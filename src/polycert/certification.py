@@ -19,8 +19,9 @@ from polycert.judge import Judge
 from polycert.memory import batch_size_for
 from polycert.methods import get_method, get_relaxations, passes
 from polycert.parallel import Progress, over_batches
-from polycert.precision import error_model, holds, live_graph, plain_products
+from polycert.precision import error_model, live_graph, plain_products
 from polycert.records import Certificates
+from polycert.rounding import holds
 from polycert.sets import Array, Ball, Region
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.graph import Graph, Network
-from polycert.rounding import Rounding
+from polycert.rounding import Rounding, holds
 from polycert.rules import Affine
 
 
@@ -61,7 +61,7 @@ def provable(net: Network, graph: Graph) -> Graph:
             "rigorous bounds need subnormal numbers, but this thread takes them for 0: "
             "call torch.set_flush_denormal(False) first, or use rigorous=False"
         )
-    fits = error_model(graph).usable(longest_sum(graph)) and full_precision(graph.device)
+    fits = not graph.narrowed and error_model(graph).usable(longest_sum(graph)) and full_precision(graph.device)
     return graph if fits or graph.dtype == torch.float64 else net.bind(torch.float64)
 
 
@@ -101,8 +101,3 @@ def live_graph(network: Network, inputs: Tensor, rigorous: bool) -> Graph:
         return graph
     proof = provable(network, graph)
     return proof if holds(proof.dtype, inputs) else network.bind(torch.float64)
-
-
-def holds(dtype: torch.dtype, values: Tensor) -> bool:
-    """Whether numbers survive conversion to a type."""
-    return bool((values.to(dtype).double() == values.double()).all())

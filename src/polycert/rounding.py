@@ -97,3 +97,8 @@ def difference_up(difference: Tensor) -> Tensor:
     It is wrong by one rounding, or exact where it is so small that the product would round to itself.
     """
     return difference * (1 + 2 * torch.finfo(difference.dtype).eps)
+
+
+def holds(dtype: torch.dtype, values: Tensor) -> bool:
+    """Whether numbers survive conversion to a type."""
+    return bool((values.to(dtype).double() == values.double()).all())

@@ -11,7 +11,8 @@ from polycert.errors import PolycertError
 from polycert.exact.rational import Exact
 from polycert.forms import Shape
 from polycert.graph import Graph, Network
-from polycert.precision import holds, provable
+from polycert.precision import provable
+from polycert.rounding import holds
 from polycert.sets import Region
 
 

@@ -7,7 +7,7 @@ import operator
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from polycert.graph.spread import agrees, spread_out
 from polycert.graph.stored import Stored
 from polycert.graph.writes import refuse_changed_state, without_writes
 from polycert.limits import VALUES, checked_shape
+from polycert.rounding import holds
 from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.recipe import Recipe
 
@@ -161,7 +162,7 @@ class Captured(Network):
     @cached_property
     def _stored(self) -> Stored:
         """Where the program's tensors are."""
-        return Stored(self.program)
+        return Stored(self.program, self.module)
 
     @cached_property
     def _needed(self) -> set[fx.Node]:
@@ -183,6 +184,8 @@ class Captured(Network):
             return self._kept[0].graph.fresh()
         tensors = {name: _as(tensor, wanted, device) for name, tensor in stored.items()}
         graph, derived = self._build(tensors, wanted, device)
+        if any(_longer(tensor, wanted) and not holds(wanted, tensor) for tensor in stored.values()):
+            return replace(graph, narrowed=True)
         if not derived and keepable(graph, stored):
             self._kept[:] = [Kept.of(graph, stored)]
             return graph.fresh()
@@ -270,6 +273,10 @@ class Captured(Network):
         return self.module
 
 
+def _longer(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.is_floating_point() and tensor.element_size() > dtype.itemsize
+
+
 def _as(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if not tensor.is_floating_point() or (tensor.dtype == dtype and tensor.device == device):
         return tensor
@@ -309,6 +316,8 @@ def _self_check(model: nn.Module, network: Captured) -> bool:
     """
     graph, watch = network.bind(), Watch()
     points = spread_out(graph).to(graph.device, graph.dtype)
+    if graph.narrowed:  # the module computes with the longer numbers
+        graph = network.bind(torch.float64)
     batches = [points[:1], points, *points[1:].split(1)[:: len(points) // SINGLE + 1]]
     for batch in batches:
         with torch.no_grad(), watch:
@@ -328,7 +337,7 @@ def _self_check(model: nn.Module, network: Captured) -> bool:
             raise PolycertError(
                 "the model's output is not finite: its weights hold NaN or infinite values, or overflow"
             )
-        if not bool(agrees(graph, batch, expected, _FINISH[network.dropped]).all()):
+        if not bool(agrees(graph, batch.to(graph.dtype), expected, _FINISH[network.dropped]).all()):
             raise PolycertError(
                 "the captured graph does not reproduce the model on random batches; "
                 "does its forward depend on data, randomness or the batch?"

@@ -71,6 +71,7 @@ class Graph:
     dtype: torch.dtype
     device: torch.device
     computed: tuple[str, ...] = ()  # weights that the program computes from stored ones, rounded
+    narrowed: bool = False  # whether its type does not hold all of the stored weights
 
     @property
     def output(self) -> int:

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
+from polycert.errors import PolycertError
+
 
 class Stored:
     """Looks tensors up by their names; the names are taken from the program once."""
 
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
+    def __init__(self, program: torch.export.ExportedProgram, module: nn.Module) -> None:
         signature = program.graph_signature
         named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         self._places = {placeholder: attrgetter(name) for placeholder, name in named.items()}
         lifted = signature.inputs_to_lifted_tensor_constants
         self._constants = {placeholder: program.constants[name] for placeholder, name in lifted.items()}
         self._first = next(map(attrgetter, signature.parameters), None)
+        self._tied = _tied(module)
+        self._plain = {name: (tensor, _version(tensor)) for name, tensor in _plain(module)}
 
     def tensors(self, module: nn.Module) -> dict[str, Tensor]:
-        """By placeholder: parameters, buffers and constants, as they are stored."""
+        """By placeholder: parameters, buffers and constants, as they are stored.
+
+        Raises:
+            PolycertError: if the program does not fit any more: it knows tied tensors by one of their names, and those
+                that are no parameters and no buffers as they were when it was traced.
+        """
+        for names in self._tied:
+            first, *others = (attrgetter(name)(module) for name in names)
+            if any(other is not first for other in others):
+                raise PolycertError(f"{names[0]} and {names[1]} were one tensor when captured: capture the model again")
+        for name, (tensor, version) in self._plain.items():
+            if attrgetter(name)(module) is not tensor or _version(tensor) != version:
+                raise PolycertError(
+                    f"the tensor {name} has changed and is neither a parameter nor a buffer: "
+                    "capture the model again, or register it as a buffer"
+                )
         return {placeholder: find(module) for placeholder, find in self._places.items()} | self._constants
 
     def kind(self, module: nn.Module) -> tuple[torch.dtype, torch.device] | None:
@@ -29,3 +49,25 @@ class Stored:
             return None
         first: Tensor = self._first(module)
         return first.dtype, first.device
+
+
+def _tied(module: nn.Module) -> list[list[str]]:
+    """Names that stand for one parameter or buffer."""
+    names: dict[int, list[str]] = {}
+    for found in (module.named_parameters, module.named_buffers):
+        for name, tensor in found(remove_duplicate=False):
+            names.setdefault(id(tensor), []).append(name)
+    return [same for same in names.values() if len(same) > 1]
+
+
+def _plain(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that are mere attributes of a module or of a part of it."""
+    for prefix, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):
+                yield f"{prefix}.{name}".removeprefix("."), value
+
+
+def _version(tensor: Tensor) -> int:
+    """Raised by every change in place; tensors made in inference mode do not count theirs."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -13,11 +13,11 @@ from torch import Tensor
 from polycert.errors import PolycertError
 from polycert.graph import Graph
 from polycert.graph.onnx import Imported
-from polycert.precision import error_model, holds, plain_products, provable
+from polycert.precision import error_model, plain_products, provable
 from polycert.properties.complete import complete
 from polycert.properties.search import Witness, confirmed, descend
 from polycert.properties.spec import Box, Clause, Property
-from polycert.rounding import round_down, round_up
+from polycert.rounding import holds, round_down, round_up
 from polycert.splitting import Boxes, OutOfTime, Rows, Search
 
 log = logging.getLogger(__name__)

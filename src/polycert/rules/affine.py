@@ -17,6 +17,7 @@ from polycert.rules.base import Affine, Call, Interval, Linear, Value, constant_
 from polycert.rules.rowwise import RowProduct
 
 WEIGHTS_AT_ONCE = 2**20
+LARGEST_EPS = 1e30  # of a batch norm: float32 holds it, and its sum with any variance
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +228,7 @@ def _addmm(call: Call) -> MatMul:
 def _batch_norm(call: Call) -> Elementwise:
     _check_statistics(call)
     weight, bias, mean, variance = call.args[1:5]
-    eps = call.args[7] if call.target == "aten.batch_norm.default" else call.args[6]
+    eps = _eps_of(call)
     factor = torch.rsqrt(variance + eps) if weight is None else weight * torch.rsqrt(variance + eps)
     shift = -mean * factor if bias is None else bias - mean * factor
     parts = (mean * factor).abs() if bias is None else bias.abs() + (mean * factor).abs()
@@ -247,8 +248,14 @@ def _batch_norm(call: Call) -> Elementwise:
     )
 
 
+def _eps_of(call: Call) -> float:
+    return float(call.args[7] if call.target == "aten.batch_norm.default" else call.args[6])
+
+
 def _check_statistics(call: Call) -> None:
     """A batch norm must use running statistics, and those must be such."""
+    if not 0 <= _eps_of(call) <= LARGEST_EPS:
+        raise ValueError(f"eps must be between 0 and {LARGEST_EPS:g}, got {_eps_of(call):g}")
     variance = call.args[4]
     if variance is None or (call.target == "aten.batch_norm.default" and call.args[5]):
         raise ValueError("a batch norm that takes its statistics from the batch (training=True) mixes samples")

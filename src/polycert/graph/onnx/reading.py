@@ -186,7 +186,20 @@ def _call(node: Any) -> Call:
     named = [name for name in node.output if name]
     if not named or len(set(named)) != len(named):
         raise PolycertError(f"the op {node.op_type} ({node.name!r}) needs outputs with names of their own")
+    _refuse_left_out(node)
     return Call(node.op_type, node.name, tuple(node.input), tuple(node.output), attributes)
+
+
+def _refuse_left_out(node: Any) -> None:
+    """An input without a name is one left out: only such as the op's newest version calls optional may be."""
+    from onnx import defs
+
+    if "" not in node.input or not defs.has(node.op_type):
+        return
+    places = defs.get_schema(node.op_type).inputs
+    for position, name in enumerate(node.input):
+        if not name and places[min(position, len(places) - 1)].option != defs.OpSchema.FormalParameterOption.Optional:
+            raise PolycertError(f"the op {node.op_type} ({node.name!r}) needs its input {position}: it has no name")
 
 
 def _sorted(calls: list[Call], known: Iterable[str]) -> list[Call]:
