@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from typer.testing import CliRunner
 
@@ -404,3 +405,55 @@ def test_export_writes_what_load_reads(tmp_path: Path) -> None:
     x = torch.rand(4, 2)
     torch.testing.assert_close(pc.load(tmp_path / "again.onnx")(x), net(x))
     assert CliRunner().invoke(app, ["export", str(tmp_path / "net.onnx"), str(tmp_path / "again.pt")]).exit_code == 2
+
+
+# --- spellings and sides that are easily misread -------------------------------------------------------------------
+
+
+def twins(tmp_path: Path) -> Imported:
+    """The network with the outputs x and -x."""
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    sides = [helper.make_tensor_value_info(k, TensorProto.FLOAT, [1, n]) for k, n in (("x", 1), ("y", 2))]
+    weight = numpy_helper.from_array(np.array([[1, -1]], np.float32), "w")
+    graph = helper.make_graph([node], "net", sides[:1], sides[1:], [weight])
+    path = tmp_path / "net.onnx"
+    path.write_bytes(
+        helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)]).SerializeToString()
+    )
+    found = pc.load(path)
+    assert isinstance(found, Imported)
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(assert (>= (+ Y_0 Y_00) 1.5))",
+        "(declare-const X_00 Real)(assert (>= X_00 5))(assert (<= X_00 6))",
+        "(declare-const Y_٠ Real)",
+        "(assert (>= (+- Y_0 Y_1) 1.5))",
+        "(assert (>= (-* 2 Y_0) 1.5))",
+        "(assert (>= (+-* Y_0 Y_1) 1.5))",
+        "(assert (>= Y_0 ١))",
+    ],
+)
+def test_other_spellings_are_errors(text: str) -> None:
+    with pytest.raises(pc.PolycertError):
+        asked(text)
+
+
+@pytest.mark.parametrize(
+    ("side", "text", "possible"),
+    [
+        (("0", "0.1"), "(assert (> Y_0 0.1))", False),  # the float32 number next to 0.1 is above it
+        (("1e-50", "2e-50"), "(assert (<= Y_0 0))", False),  # no float32 number is inside
+        (("1e-400", "2e-400"), "(assert (<= Y_0 0))", False),  # and no double
+        (("0.1", "0.1"), "(assert (> Y_0 0.1))", False),
+        (("0.1", "0.1"), "(assert (> Y_0 0.09))", True),
+        (("0", "0.1"), "(assert (>= Y_0 0.09))", True),
+        (("1e-50", "2e-50"), "(assert (<= Y_0 1e-30))", True),
+    ],
+)
+def test_a_witness_lies_in_the_box(side: tuple[str, str], text: str, possible: bool, tmp_path: Path) -> None:
+    found = decide(twins(tmp_path), asked(text, 1, 2, (side,)), timeout=2)
+    assert (found.status == "sat") == possible

@@ -127,7 +127,7 @@ class Job:
             generator=self.generator,
             deadline=self.deadline,
         )
-        return confirmed(box, points[:8], self.network.replay)
+        return confirmed(self.network, box, points[:8])
 
     def stages(self, proof: Graph) -> list[tuple[Graph, str]]:
         """Graphs and relaxations, the cheapest first: the network's own type, if it can carry a proof, then float64."""
@@ -171,7 +171,7 @@ class Job:
         outcome, point = complete(self.network, box, clauses, self.deadline - time.monotonic())
         if outcome:
             return UNSAT, None
-        witness = None if point is None else confirmed(box, point, self.network.replay)
+        witness = None if point is None else confirmed(self.network, box, point)
         if witness is not None:
             return SAT, witness
         return (TIMEOUT, None) if self.over else self.give_up(box, clauses)
@@ -203,7 +203,7 @@ class Look:
         values = outputs @ torch.from_numpy(self.clause.rows).T + torch.from_numpy(self.clause.constants)
         excess = values.amax(1)
         if bool((excess <= 0).any()):
-            self.witness = confirmed(self.box, points[excess.argsort()[:2]], self.network.replay)
+            self.witness = confirmed(self.network, self.box, points[excess.argsort()[:2]])
         return self.witness is not None
 
 

@@ -11,7 +11,8 @@ from polycert import limits
 from polycert.errors import PolycertError
 from polycert.properties.expressions import Expression
 
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?(?P<exponent>\d+))?")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?(?P<exponent>\d+))?", re.ASCII)
+_VARIABLE = re.compile(r"[XY]_(0|[1-9]\d*)", re.ASCII)
 LONGEST = 400  # characters of a number
 LARGEST_EXPONENT = 3  # its digits
 PLACES = len(str(limits.VARIABLES))  # digits of a variable's number
@@ -67,9 +68,9 @@ def number(word: str) -> Fraction | None:
 
 
 def place(name: str) -> int | None:
-    """The number k of a variable `X_k` or `Y_k`, or None if no property can have it."""
-    digits = name[2:]
-    return int(digits) if digits.isdecimal() and len(digits) <= PLACES else None
+    """The number k of a variable spelled `X_k` or `Y_k`, or None if no property can have it."""
+    found = _VARIABLE.fullmatch(name)
+    return int(found[1]) if found and len(found[1]) <= PLACES else None
 
 
 def term(expression: Expression) -> Term:
@@ -77,7 +78,7 @@ def term(expression: Expression) -> Term:
     if isinstance(expression, str):
         value = number(expression)
         return Term({expression: Fraction(1)}, Fraction(0)) if value is None else Term({}, value)
-    if not expression or not isinstance(expression[0], str) or expression[0] not in "+-*" or len(expression) < 2:
+    if len(expression) < 2 or expression[0] not in ("+", "-", "*"):
         raise PolycertError(f"{shown(expression)} is not a linear term")
     parts = [term(part) for part in expression[1:]]
     if expression[0] == "*":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from polycert.graph import Graph
+from polycert.graph.onnx import Imported
+from polycert.precision import error_model, plain_products
 from polycert.properties.spec import Box, Clause
-
-Replay = Callable[[Tensor], Tensor]
+from polycert.rounding import round_down, round_up
+from polycert.splitting import Boxes, Rows, Search
 
 
 class Witness(NamedTuple):
@@ -24,14 +26,40 @@ class Witness(NamedTuple):
     y: np.ndarray  # [outputs] float64
 
 
-def confirmed(box: Box, points: Tensor, replay: Replay) -> Witness | None:
-    """The first of some points `[n, *shape]` that is a witness when replayed."""
+def confirmed(network: Imported, box: Box, points: Tensor) -> Witness | None:
+    """The first of some points `[n, *shape]` that is a witness when onnxruntime replays it.
+
+    Points are moved to numbers of the file's input type inside the box. Where a side holds none, such as one that is a
+    single decimal, the nearest number is taken, and the real-valued network must fulfil the clause on that side too.
+    """
+    kind = torch.float64 if network.replay.program.input_type is np.float64 else torch.float32
+    first, last = (torch.from_numpy(end) for end in box.inner)
+    low, high = round_up(first, kind).double(), round_down(last, kind).double()
+    held = (low <= high) & ~torch.from_numpy(box.narrow)
     for point in points:
-        x = np.clip(point.detach().cpu().double().reshape(-1).numpy(), *box.inner)
-        y = replay(torch.from_numpy(x).reshape(1, *point.shape))[0].numpy()
-        if box.holds(x, y):
+        near = point.detach().cpu().double().flatten().to(kind).double()
+        x = torch.where(held, near.clamp(low, high), near.clamp(first, last)).numpy()
+        y = network.replay(torch.from_numpy(x).reshape(1, *point.shape))[0].numpy()
+        if box.holds(x, y) and (bool(held.all()) or _really(network, box, np.where(held, x, np.nan))):
             return Witness(x, y)
     return None
+
+
+def _really(network: Imported, box: Box, x: np.ndarray) -> bool:
+    """Whether the real-valued network fulfils a clause wherever the inputs that are NaN lie on their sides."""
+    graph = network.bind(torch.float64)
+    if graph.computed:
+        return False
+    ends = (np.where(np.isnan(x), side, x).reshape(1, *graph.input_shape) for side in (box.lower, box.upper))
+    boxes = Boxes(*map(torch.from_numpy, ends))
+    for clause in box.clauses:
+        constants = torch.from_numpy(np.nextafter(clause.constants, math.inf))
+        rows = Rows(-torch.from_numpy(clause.rows).reshape(-1, *graph.output_shape), -constants)
+        with torch.no_grad(), plain_products(graph.device):
+            found = Search(graph, rows, error_model(graph), []).bound(boxes)
+        if bool((found.value > 0).all()):
+            return True
+    return False
 
 
 class Asked(NamedTuple):

@@ -52,6 +52,7 @@ class Box:
     upper: np.ndarray
     inner: tuple[np.ndarray, np.ndarray]
     clauses: tuple[Clause, ...]
+    narrow: np.ndarray  # [inputs] bool: sides between whose ends there is no double
 
     @property
     def free(self) -> int:
@@ -94,7 +95,8 @@ def box_of(constraints: Sequence[Constraint], inputs: int, clauses: tuple[Clause
         return None
     ends = [(_down(a), _up(b), *_inside(a, b)) for a, b in pairs]
     lower, upper, first, last = (np.array(column, dtype=np.float64) for column in zip(*ends, strict=True))
-    return Box(lower, upper, (first, last), clauses)
+    narrow = np.array([_up(a) > _down(b) for a, b in pairs])
+    return Box(lower, upper, (first, last), clauses, narrow)
 
 
 def clause_of(constraints: Sequence[Constraint], outputs: int) -> Clause:
@@ -108,7 +110,7 @@ def clause_of(constraints: Sequence[Constraint], outputs: int) -> Clause:
         for name, factor in term.factors.items():
             if abs(factor * scale) > EXACT:
                 raise PolycertError(f"the factor of {name} has too many digits")
-            rows[k, int(name[2:])] = float(factor * scale)
+            rows[k, int(name[2:])] += float(factor * scale)
         exact.append(term.constant * scale)
     constants = np.array([_down(constant) for constant in exact], dtype=np.float64)
     return Clause(rows, constants, np.array([c.strict for c in constraints], dtype=bool), tuple(exact))
