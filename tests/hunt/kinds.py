@@ -8,7 +8,7 @@ from hunt.decisions import Decisions
 from hunt.geometry import Geometry
 from hunt.inputs import Inputs
 from hunt.kind import Kind
-from hunt.nets import LINEAR
+from hunt.nets import LINEAR, THIN
 from hunt.networks import Networks
 from hunt.relaxations import Relaxations
 
@@ -21,13 +21,14 @@ class Entry(NamedTuple):
 
     kind: Kind
     weight: float
-    count: int
+    cases: int
     open: str | None = None
 
 
 KINDS: tuple[Entry, ...] = (
     Entry(Networks(), 4.0, 25),
     Entry(Networks("linear", tuple(case.name for case in LINEAR)), 1.0, 50),
+    Entry(Networks("underflow", THIN, opposite=0.9), 1.0, 60, open="coefficients that underflow"),
     Entry(Decisions(), 2.0, 50, open="counterexamples are replayed in float64, not exactly"),
     Entry(Geometry(), 1.0, 600, open="a distance of one subnormal number"),
     Entry(Inputs(), 0.5, 80, open="arguments of wrong types"),

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polycert as pc
-from cases import CASES, Case, Elementwise, Fn, fresh
+from cases import CASES, Case, Elementwise, Fn, fresh, seen
 from hunt.numbers import TYPES, tensor
 from hunt.oracle import Oracle
 
@@ -42,6 +42,11 @@ MORE = [
     *(Case(f"chain-{'-'.join(map(str, sizes))}", (sizes[0],), lambda sizes=sizes: chain(sizes, F.relu))
       for sizes in ((1, 2), (1, 1, 2), (2, 3, 2), (3, 4, 4, 3), (2, 2, 2, 2, 2), (4, 6, 2))),
     Case("chain-leaky", (2,), lambda: chain((2, 3, 3, 2), lambda z: F.leaky_relu(z, 0.01))),
+    Case("stacked", (1,), lambda: nn.Sequential(nn.Linear(1, 8), nn.Linear(8, 1), nn.ReLU(), nn.Linear(1, 2))),
+    Case("stacked-plain", (2,), lambda: nn.Sequential(nn.Linear(2, 8, bias=False), nn.Linear(8, 2))),
+    Case("norm-stacked", (2,), lambda: nn.Sequential(seen(nn.BatchNorm1d(2)), nn.Linear(2, 2))),
+    Case("constants-tiny", (2,), lambda: Fn(lambda m, x: m.b(m.a(x) * 1e-46 * 1e38 / 1e40 * 1e39), nn.Linear(2, 2), nn.Linear(2, 2))),
+    Case("constants-added", (2,), lambda: Fn(lambda m, x: m.b((m.a(x).relu() + 1e-46) * 1e38 - F.pad(x, (0, 1), value=1e-46)[:, 1:] * 1e38), nn.Linear(2, 2), nn.Linear(2, 2))),
     Case("chain-tanh", (2,), lambda: chain((2, 3, 2), torch.tanh)),
     Case("chain-sigmoid", (1,), lambda: chain((1, 2, 2), torch.sigmoid)),
     Case("erf", (3,), lambda: mlp_of(torch.erf)),
@@ -59,6 +64,17 @@ MORE = [
 ]  # fmt: skip
 
 
+# Layers without an activation between them, and numbers that are computed from others: where underflow can hide.
+THIN = (
+    "stacked",
+    "stacked-plain",
+    "norm-stacked",
+    "constants-tiny",
+    "constants-added",
+    "scalars",
+    "divided",
+    "pad-value",
+)
 NETS = {case.name: case for case in (*CASES, *MORE)}
 
 

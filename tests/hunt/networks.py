@@ -215,8 +215,8 @@ class Networks:
 
     seconds = 90.0
 
-    def __init__(self, name: str = "networks", nets: tuple[str, ...] = ALL) -> None:
-        self.name, self.nets = name, nets
+    def __init__(self, name: str = "networks", nets: tuple[str, ...] = ALL, opposite: float = 0.1) -> None:
+        self.name, self.nets, self.opposite = name, nets, opposite
 
     def generate(self, rng: random.Random) -> dict[str, Any]:
         """A network with weights, samples with their set, and what to ask."""
@@ -233,13 +233,18 @@ class Networks:
             "net": name,
             "dtype": dtype,
             "x_dtype": x_dtype,
-            "weights": drawing.weights(rng, shapes(name), dtype),
-            **drawing.ball(rng, NETS[name].shape, samples, x_dtype),
+            "weights": drawing.weights(rng, shapes(name), dtype, self.opposite),
+            **self._ball(rng, NETS[name].shape, samples, x_dtype),
             "labels": None if rng.random() < 0.8 else [rng.randrange(2) for _ in range(samples)],
             "asks": asks,
             "tighten": rng.random() < 0.7,
             "seed": rng.randrange(2**32),
         }
+
+    def _ball(self, rng: random.Random, shape: tuple[int, ...], samples: int, dtype: str) -> dict[str, Any]:
+        """Where layers are at the ends of the type, often nothing but the sample: then only rounding is left."""
+        drawn = drawing.ball(rng, shape, samples, dtype)
+        return drawn | ({"eps": put([0.0] * samples)} if rng.random() < self.opposite / 2 else {})
 
     def check(self, case: dict[str, Any]) -> str | None:
         """Every claim at every point; then once more with the last bias moved so that a point just fails."""

@@ -145,7 +145,7 @@ def _place(outcome: Outcome) -> str:
 def table(tallies: Sequence[Tally]) -> str:
     """The columns of `Tally` as text, one line a kind."""
     heads = ("kind", "cases", "refused", "informative", "violations", "crashes", "hangs", "seconds", "noted")
-    rows = [heads]
+    rows: list[tuple[str, ...]] = [heads]
     for t in tallies:
         numbers = (t.cases, t.refused, t.informative, t.violations, t.crashes, t.hangs, round(t.seconds))
         rows.append((t.kind, *map(str, numbers), ", ".join(f"{k} {v}" for k, v in sorted(t.notes.items()))))

@@ -21,10 +21,10 @@ SEED = 23
 def test_a_short_hunt_finds_nothing(entry: Entry, request: pytest.FixtureRequest) -> None:
     if entry.open is not None:
         request.applymarker(pytest.mark.xfail(reason=entry.open, strict=False))
-    (tally,) = Hunt([entry], SEED, keep=None, shrinking=0.0).for_counts({entry.kind.name: entry.count})
+    (tally,) = Hunt([entry], SEED, keep=None, shrinking=0.0).for_counts({entry.kind.name: entry.cases})
     print(table([tally]))
     assert tally.clean, "\n".join(tally.finds)
-    assert tally.cases == entry.count
+    assert tally.cases == entry.cases
     assert tally.informative > 0
 
 
