@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import logging
 import os
@@ -39,7 +38,7 @@ def main() -> int:
     print(table(tallies))
     if options.out is not None:
         options.out.write_text(
-            json.dumps({"seed": options.seed, "kinds": [dataclasses.asdict(tally) for tally in tallies]}, indent=1)
+            json.dumps({"seed": options.seed, "kinds": [vars(tally) for tally in tallies]}, indent=1)
         )
     return 0 if all(tally.clean for tally in tallies) else 1
 

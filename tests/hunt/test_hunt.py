@@ -18,9 +18,7 @@ SEED = 23
 
 
 @pytest.mark.parametrize("entry", KINDS, ids=lambda entry: entry.kind.name)
-def test_a_short_hunt_finds_nothing(entry: Entry, request: pytest.FixtureRequest) -> None:
-    if entry.open is not None:
-        request.applymarker(pytest.mark.xfail(reason=entry.open, strict=False))
+def test_a_short_hunt_finds_nothing(entry: Entry) -> None:
     (tally,) = Hunt([entry], SEED, keep=None, shrinking=0.0).for_counts({entry.kind.name: entry.cases})
     print(table([tally]))
     assert tally.clean, "\n".join(tally.finds)
@@ -43,8 +41,6 @@ def test_every_rule_is_in_a_network() -> None:
 
 
 @pytest.mark.parametrize("find", list(kept()), ids=lambda find: find.name)
-def test_finds_stay_mended(find: Kept, request: pytest.FixtureRequest) -> None:
-    if find.open is not None:
-        request.applymarker(pytest.mark.xfail(reason=find.open, strict=True))
+def test_finds_stay_mended(find: Kept) -> None:
     outcome = try_case(by_name(find.kind), find.case)
     assert not outcome.found, f"{outcome.how}: {outcome.sentence}"
