@@ -113,7 +113,10 @@ class Decisions:
         made = traced(case["net"], case["dtype"])
         made.load(case["weights"])
         ask = Ask(case, made.module, FUNCTIONS[function][1])
-        margin = ask.moved()
+        try:
+            margin = ask.moved()
+        except OverflowError:
+            raise pc.PolycertError("the bias that is wanted is too large for its type") from None
         status, point = ask.asked(made.network)
         note(status)
         if status == "robust":

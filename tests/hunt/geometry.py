@@ -158,8 +158,8 @@ def _underflow(weight: torch.Tensor, cap: torch.Tensor, dtype: torch.dtype) -> m
 
 
 def _over(what: str, claim: mpf, truth: Any, room: mpf) -> str | None:
-    if mpmath.isnan(claim):
-        return None  # says nothing: `at_least` and `at_most` see to it
+    if mpmath.isnan(claim) or claim == -mpf("inf"):
+        return None  # an overflow that says nothing: `at_least` and `at_most` see to it, of every bound
     if mpmath.isfinite(claim):
         claimed()
     if truth > claim + room:

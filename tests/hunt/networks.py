@@ -164,8 +164,8 @@ def _bounded(here: Setting, ask: dict[str, str]) -> list[Claim]:
 
 
 def says(bounds: Array) -> Array:
-    """Lower bounds, NaN as the nothing that it says (only `bounds` promises numbers)."""
-    return np.array([-mpf("inf") if mpmath.isnan(value) else value for value in bounds], dtype=object)
+    """Offsets; one that overflowed says nothing: only `bounds` and `margins` promise numbers."""
+    return np.array([value if mpmath.isfinite(value) else -mpf("inf") for value in bounds], dtype=object)
 
 
 def _enveloped(here: Setting, ask: dict[str, str]) -> list[Claim]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,10 @@ from torch import Tensor
 
 TYPES = {"float32": torch.float32, "float64": torch.float64}
 # The ends of each type: smallest subnormal, smallest normal, a unit roundoff, largest.
-ENDS = {"float32": (2.0**-149, 2.0**-126, 2.0**-24, 2.0**128 - 2.0**104), "float64": (2.0**-1074, 2.0**-1022, 2.0**-53)}
+ENDS = {
+    "float32": (2.0**-149, 2.0**-126, 2.0**-24, 2.0**128 - 2.0**104),
+    "float64": (2.0**-1074, 2.0**-1022, 2.0**-53, sys.float_info.max),
+}
 
 
 def put(values: Any) -> Any:
@@ -31,10 +35,8 @@ def tensor(values: Any, dtype: str | torch.dtype = torch.float64) -> Tensor:
 
 def rounded(value: float, dtype: str) -> float:
     """To the nearest number of a type, the largest instead of infinity."""
-    if dtype == "float64":
-        return value
-    top = ENDS["float32"][3]
-    return float(torch.tensor(max(-top, min(top, value)), dtype=torch.float32))
+    top = ENDS[dtype][3]
+    return float(torch.tensor(max(-top, min(top, value)), dtype=TYPES[dtype]))
 
 
 def scale(rng: random.Random, dtype: str) -> float:

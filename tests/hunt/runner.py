@@ -34,7 +34,7 @@ class Tally:
     crashes: int = 0
     hangs: int = 0
     seconds: float = 0.0
-    notes: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, int] = field(default_factory=dict)
     finds: list[str] = field(default_factory=list)
 
     @property
@@ -50,7 +50,8 @@ class Tally:
         self.violations += outcome.how == VIOLATION
         self.crashes += outcome.how == CRASH
         self.hangs += outcome.how == HANG
-        self.notes.update({what: times for what, times in outcome.notes.items() if what != CLAIM})
+        for what in outcome.notes.keys() - {CLAIM}:
+            self.notes[what] = self.notes.get(what, 0) + outcome.notes[what]
 
 
 class Hunt:

@@ -118,7 +118,7 @@ PLANTS: list[tuple[str, Plant, int]] = [
     ("relaxations", narrow_curves, 60),
     ("relaxations", no_slack, 60),
     ("exact", hopeful, 60),
-    ("exact", low_offset, 60),
+    ("exact", no_slack, 60),
     ("inputs", unchecked_numbers, 200),
 ]
 

@@ -50,9 +50,9 @@ class Busy(Numbers):
 
 
 def test_everything_bad_is_noticed_counted_shrunk_and_kept(tmp_path: Path) -> None:
-    hunt = Hunt([Entry(Numbers(), 1.0, 0)], 5, keep=tmp_path, shrinking=5.0)
-    (tally,) = hunt.for_counts({"numbers": 25})
-    assert tally.cases == 25
+    hunt = Hunt([Entry(Numbers(), 1.0, 0)], 5, keep=tmp_path, shrinking=2.0)
+    (tally,) = hunt.for_counts({"numbers": 15})
+    assert tally.cases == 15
     assert tally.refused
     assert tally.informative
     assert tally.violations
