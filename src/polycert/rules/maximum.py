@@ -11,7 +11,7 @@ from torch import Tensor
 from polycert.forms import Shape
 from polycert.rules.activation import Relu
 from polycert.rules.affine import Add, Elementwise
-from polycert.rules.base import Call, constant_rows, rule
+from polycert.rules.base import Call, Value, constant_rows, rule
 from polycert.rules.convolution import Conv2d
 from polycert.rules.lines import as_image, in_lines, pair_of
 from polycert.rules.recipe import Recipe
@@ -140,7 +140,7 @@ def _max_pool(call: Call) -> Recipe:
 
 @rule("aten.maximum.default", "aten.minimum.default")
 def _maximum(call: Call) -> Recipe:
-    if len(call.in_shapes) != 2 or call.in_shapes[0] != call.in_shapes[1]:
+    if not isinstance(call.args[1], Value) or len(call.in_shapes) != 2 or call.in_shapes[0] != call.in_shapes[1]:
         raise ValueError("the larger of two nodes of one shape is supported; use clamp for constants")
     recipe = Recipe(*call.in_shapes)
     if "maximum" in call.target:
