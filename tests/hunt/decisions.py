@@ -193,7 +193,8 @@ class Ask:
             (other,) = (k for k, a in enumerate(self.clauses[worst][0][0]) if a < 0)
             bias = [p for name, p in self.module.named_parameters() if name.endswith("bias")][-1]
             with torch.no_grad():
-                bias[other] = float(Fraction(float(bias[other])) + shift)
+                wanted = float(Fraction(float(bias[other])) + shift)
+                bias[other] = torch.tensor(wanted, dtype=torch.float64).to(bias)
             if not bool(torch.isfinite(bias).all()):
                 raise pc.PolycertError("the bias has overflowed")
             self.net = self._net()

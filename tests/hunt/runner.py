@@ -18,8 +18,8 @@ from hunt.outcome import CRASH, HANG, REFUSED, VIOLATION, Outcome, case_of
 from hunt.worker import Worker
 
 log = logging.getLogger("hunt")
-SHRINKING = 60.0  # seconds for one find
-ALIKE = 3  # finds with one signature that are shrunk and kept; the rest are counted
+SHRINKING = 20.0  # seconds for one find
+ALIKE = 1  # finds with one signature that are shrunk and kept; the rest are counted
 
 
 @dataclass
