@@ -12,14 +12,13 @@ FOLDER = Path(__file__).parent / "cases"
 
 
 class Kept(NamedTuple):
-    """A find: a case of a kind, and what was wrong with it. `open` says why it is not mended yet."""
+    """A find: a case of a kind, and what was wrong with it."""
 
     kind: str
     case: Any
     how: str
     sentence: str
     origin: str
-    open: str | None = None
 
     @property
     def name(self) -> str:
@@ -33,8 +32,7 @@ class Kept(NamedTuple):
         path = folder / f"{self.name}.json"
         if not path.exists():
             draft = path.with_suffix(".part")
-            fields = {name: value for name, value in self._asdict().items() if value is not None}
-            draft.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+            draft.write_text(json.dumps(self._asdict(), indent=1) + "\n", encoding="utf-8")
             draft.replace(path)
         return path
 

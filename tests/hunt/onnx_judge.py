@@ -36,6 +36,14 @@ def session_of(file: File, shown: tuple[str, ...] = ()) -> Any:
     return onnxruntime.InferenceSession(model_of(file, shown), options, **only)
 
 
+def needed(file: File) -> list[Any]:
+    """The nodes that the output depends on: what the others may allocate is nobody's business."""
+    wanted = {file["output"]}
+    while missing := {name for n in file["nodes"] if wanted.intersection(n["out"]) for name in n["in"]} - wanted:
+        wanted |= missing
+    return [node for node in file["nodes"] if wanted.intersection(node["out"])]
+
+
 class Judge:
     """Runs a file in float64 where onnxruntime has the kernels, else in float32.
 
@@ -44,6 +52,7 @@ class Judge:
     """
 
     def __init__(self, file: File) -> None:
+        file = {**file, "nodes": needed(file)}
         shown = tuple(name for node in file["nodes"] for name in node["out"] if name)
         self.shape = [size if isinstance(size, int) and size else 1 for size in file["input"]["shape"]]
         stored = [held for held in file["tensors"].values() if held["values"]]
