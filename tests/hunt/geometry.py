@@ -75,6 +75,8 @@ class Geometry:
         slope = exact(weight.flatten())
         there = _room(cap, norm, take(case["eps"])[0] or 1.0)
         reached = float(-np.dot(slope, there.lowest(slope)) * mpf(take(case["share"])))
+        if not math.isfinite(reached):  # callers take an overflow for nothing known: see `at_least`
+            return None
         drop = torch.tensor([reached], dtype=dtype)
         relative = Rounding(dtype, 8).gamma(weight.numel() + 64)
         claim = float(least_norm(weight, cap, drop, norm, relative))
