@@ -252,8 +252,12 @@ class Networks:
         """Every claim at every point; then once more with the last bias moved so that a point just fails."""
         here = Setting.of(case)
         with precise():
-            search = Points(here)
-            said = search.judge(_claims(here))
+            search, claims = Points(here), _claims(here)
+            try:
+                said = search.judge(claims)
+            except ZeroDivisionError:  # the network has no value there
+                proofs = [claim.what for claim in claims if claim.strict]
+                return f"{proofs[0]}, though the network divides by 0" if proofs else None
             if said is not None or not case["tighten"]:
                 return said
             tightened = search.tightened()

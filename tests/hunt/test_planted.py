@@ -21,6 +21,8 @@ from polycert.rules.activation import LeakyRelu, Relu, SShaped
 from polycert.rules.base import Interval
 from polycert.sets import Region
 
+pytestmark = pytest.mark.slow  # each hunts until it finds what was planted
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEED = 7
 

@@ -24,6 +24,8 @@ from polycert.graph.onnx import arithmetic, network, windows
 from polycert.graph.onnx.table import TABLE
 from polycert.properties import Decision, linear, spec
 
+pytestmark = pytest.mark.slow  # each hunts until it finds what was planted
+
 Chosen = Callable[[Any], bool]
 (ONNX,), (READERS,), (JOURNALS,), (FINGERPRINTS,) = (m.KINDS for m in (onnx_mutants, readers, journals, fingerprints))
 READING, WITNESSES = properties.KINDS

@@ -64,7 +64,10 @@ class Replay:
         import onnx
         from onnx.reference import ReferenceEvaluator
 
-        return ReferenceEvaluator(onnx.ModelProto.FromString(content)).run
+        try:
+            return ReferenceEvaluator(onnx.ModelProto.FromString(content)).run
+        except Exception as error:
+            raise PolycertError(f"no reference can run {self.program.source}: {reason(error)}") from None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs `[batch, entries]` for samples `[batch, *input_shape]`, in float64."""
