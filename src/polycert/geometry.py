@@ -32,6 +32,7 @@ from torch.autograd.function import once_differentiable
 from polycert.gradients import apply
 
 MAX_STEPS = 40
+STEP = 2 * math.ulp(0.0)
 NEARLY_1 = 1.02  # up to here powers 1 / (p - 1) of weights may leave even the range of float64
 
 
@@ -194,9 +195,12 @@ def _full(weight: Tensor, price: Tensor | None, cap: Tensor) -> Tensor:
 
 
 def _ratio(drop: Tensor, size: Tensor) -> Tensor:
-    """`drop / size`, at least 0; infinite where nothing moves the form at all."""
+    """`drop / size`, at least 0; infinite where nothing moves the form at all.
+
+    A subnormal size may be too small by a step of its own, which is added; it is nothing to larger ones.
+    """
     flat = size == 0
-    value = (drop / torch.where(flat, 1, size)).clamp(min=0)
+    value = (drop / torch.where(flat, 1, size + STEP)).clamp(min=0)
     return torch.where(flat, torch.where(drop > 0, math.inf, 0.0).to(value), value)
 
 

@@ -507,5 +507,8 @@ class Oracle:
                 if node.target is operator.getitem:
                     values[node] = args[0][args[1]]
                 else:
-                    values[node] = OPS[op_of(str(node.target))](*args, **options)
+                    try:
+                        values[node] = OPS[op_of(str(node.target))](*args, **options)
+                    except ZeroDivisionError:
+                        raise TooFarError from None
         raise AssertionError("a program ends with its output")
