@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import polycert as pc
 from cases import CASES, ready
-from polycert.fingerprint import fingerprint
+from polycert.fingerprint import PROOFS, fingerprint
 from polycert.rules import Op
 from polycert.rules.activation import LeakyRelu, Relu
 
@@ -201,3 +201,9 @@ def test_the_wiring_counts_and_names_do_not() -> None:
     assert fingerprint(replace(graph, nodes=graph.nodes[:-1])) != fingerprint(graph)
     assert fingerprint(replace(graph, computed=("weight",))) != fingerprint(graph)
     assert fingerprint(replace(graph, dtype=torch.float32)) != fingerprint(graph)
+
+
+def test_a_new_meaning_of_proofs_is_another_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint(1.0)
+    monkeypatch.setattr("polycert.fingerprint.PROOFS", 1 + PROOFS)
+    assert fingerprint(1.0) != before
