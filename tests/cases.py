@@ -127,6 +127,7 @@ CASES = [
     Case("sigmoid", (5,), lambda: mlp(nn.Sigmoid())),
     Case("tanh", (5,), lambda: mlp(nn.Tanh())),
     Case("arctan", (5,), lambda: mlp(Elementwise(torch.arctan))),
+    Case("erf", (5,), lambda: mlp(Elementwise(torch.erf))),
     Case("activation-last", (4,), lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh())),
     Case("activation-first", (4,), lambda: nn.Sequential(Elementwise(F.relu), nn.Linear(4, 2))),
     Case("conv-plain", (2, 4, 4), lambda: conv((2, 4, 4), 3, 3)),

@@ -315,7 +315,7 @@ class Clip(LeakyRelu):
 
     @property
     def pieces(self) -> Pieces:
-        return Pieces(-0.5, 0.0, ((-0.5, 1.0), (0.7, -1.0)))
+        return Pieces(-0.5, (0.0, 1.0, 0.0), (-0.5, 0.7))
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return inputs[0].clamp(-0.5, 0.7)
