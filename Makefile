@@ -29,7 +29,7 @@ slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow
 
 hunt: $(VENV)/.installed
-	cd tests && ../$(BIN)/python -m hunt --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python -m tests.hunt --seconds $(SECONDS) --seed $(SEED)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/certify.py

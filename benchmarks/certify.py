@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 import polycert as pc
-from polycert.judge import Judge
-from polycert.memory import batch_size_for
-from polycert.models import build, cnn, fc1
+from polycert.bounding.chunking import batch_size_for
+from polycert.certification.verdict import Judge
+from polycert.models.architectures import build, cnn, fc1
 
 SHAPE = (1, 28, 28)
 CHECKPOINTS = {

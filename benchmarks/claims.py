@@ -19,8 +19,8 @@ from certify import margins_only, seconds
 from torch import Tensor
 
 import polycert as pc
-from polycert.memory import batch_size_for
-from polycert.records import check_output, whole_file
+from polycert.bounding.chunking import batch_size_for
+from polycert.records.certificates import check_output, whole_file
 
 AT_MOST = 100
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 import polycert as pc
-from polycert.attacks import strike
+from polycert.attacks.pgd import strike
 from polycert.exact import Specification, decide
-from polycert.exact.question import Settings
+from polycert.verification.question import Settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from conftest import find_shared

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+from polycert.bounding.chunking import row_sizes
 from polycert.graph import Graph
-from polycert.memory import row_sizes
 from polycert.rules.affine import MatMul
-from polycert.rules.base import Activation
-from polycert.rules.convolution import Conv2d
+from polycert.rules.conv2d import Conv2d
+from polycert.rules.op import Activation
 
 
 def forward_flops(graph: Graph, last: int | None = None) -> int:

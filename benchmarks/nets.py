@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import polycert as pc
-from polycert.models import build, cnn, fc1
+from polycert.models.architectures import build, cnn, fc1
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 SHARED = Path(os.environ.get("POLYCERT_SHARED", Path(__file__).parents[2] / "shared"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import polycert as pc
-from polycert.radius import STRATEGIES
+from polycert.certification.radius import STRATEGIES
 
 TOLERANCE = 1e-4
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import polycert as pc
-from polycert.models import ARCHITECTURES, build
+from polycert.models.architectures import ARCHITECTURES, build
 from polycert.training import Run, make_recipe, prepare
 
 SHAPE = (1, 28, 28)

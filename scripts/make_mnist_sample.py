@@ -1,4 +1,4 @@
-"""Make `src/polycert/assets/mnist_sample.npz`: the first 200 train and 50 test images of each MNIST class."""
+"""Make `src/polycert/data/assets/mnist_sample.npz`: the first 200 train and 50 test images of each MNIST class."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 from polycert import data
 
 PER_CLASS: dict[data.Split, int] = {"train": 200, "test": 50}
-TARGET = Path(__file__).parents[1] / "src" / "polycert" / "assets" / "mnist_sample.npz"
+TARGET = Path(__file__).parents[1] / "src" / "polycert" / "data" / "assets" / "mnist_sample.npz"
 
 
 def first_of_each_class(labels: torch.Tensor, count: int) -> torch.Tensor:

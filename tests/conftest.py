@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polycert import optimised
+from polycert.bounding import alpha_crown
 
 
 def find_shared() -> Path | None:
@@ -49,4 +49,4 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slopes are sound after any number of steps: the laws of `alpha-crown` need only a few."""
-    monkeypatch.setattr(optimised, "STEPS", 2)
+    monkeypatch.setattr(alpha_crown, "STEPS", 2)

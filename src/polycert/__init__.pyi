@@ -1,18 +1,18 @@
 # The public names. `__init__.py` imports each from here when it is first used.
 
 from . import data, exact, losses, zoo
-from .attacks import Attack, attack
-from .certification import Bounds, bounds, certify, envelope
-from .envelopes import Envelope
+from .attacks.pgd import Attack, attack
+from .certification.certify import Bounds, bounds, certify, envelope
+from .certification.envelope import Envelope
+from .certification.radius import Radii, largest_radius
 from .errors import PolycertError
 from .evaluation import Evaluation, evaluate
 from .exact import Verdicts, verify
 from .graph import Graph, Network, capture
 from .graph.onnx.export import export
-from .loading import load, save
-from .radius import Radii, largest_radius
-from .records import Certificates
-from .sets import Ball
+from .models.model_files import load, save
+from .records.certificates import Certificates
+from .sets.ball import Ball
 
 __version__: str
 

@@ -1,1 +1,1 @@
-"""The hunt: kinds of cases that try to make polycert prove something false. `python -m hunt --seconds 3600`."""
+"""The hunt: kinds of cases that try to make polycert prove something false. `python -m tests.hunt --seconds 3600`."""

@@ -21,8 +21,8 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # for the workers: before torch is imported
 
-    from hunt.kinds import KINDS
-    from hunt.runner import Hunt, table
+    from tests.hunt.kinds import KINDS
+    from tests.hunt.runner import Hunt, table
 
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     wanted = [name.strip() for name in options.kinds.split(",") if name.strip()]

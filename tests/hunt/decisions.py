@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polycert as pc
-from cases import Case
-from hunt import drawing
-from hunt.kind import claimed, note
-from hunt.nets import NETS, chain, shapes, traced
-from hunt.numbers import TYPES, put, simplified, take, tensor
-from hunt.oracle import exact, precise
-from hunt.rational import Domain, Net, Piece, Row, least
-from hunt.space import Space
+from tests.helpers.cases import Case
+from tests.hunt import drawing
+from tests.hunt.kind import claimed, note
+from tests.hunt.nets import NETS, chain, shapes, traced
+from tests.hunt.numbers import TYPES, put, simplified, take, tensor
+from tests.hunt.oracle import exact, precise
+from tests.hunt.rational import Domain, Net, Piece, Row, least
+from tests.hunt.space import Space
 
 ONE, ZERO = Fraction(1), Fraction(0)
 TIMEOUT = 6.0

@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from hunt.numbers import ENDS, nasty, put, rounded, scale
+from tests.hunt.numbers import ENDS, nasty, put, rounded, scale
 
 NORMS = (1.0, 1.5, 2.0, 3.0, 7.0, math.inf, math.inf, math.inf, 2.0)
 Shape = tuple[int, ...]

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 import polycert as pc
-from cases import CASES, Case, fresh
-from hunt.kind import claimed
-from polycert.exact.question import Settings
-from polycert.exact.verify import ask
-from polycert.fingerprint import fingerprint
+from polycert.graph.fingerprint import fingerprint
+from polycert.verification.question import Settings
+from polycert.verification.verify import ask
+from tests.helpers.cases import CASES, Case, fresh
+from tests.hunt.kind import claimed
 
 FACTORS = (1.001, 0.0, -1.0, 1.5)
 Path = tuple[Any, ...]
 
 
 class Fingerprints:
-    """Every kind of op in `tests/cases.py`: one stored weight, or one entry of what a graph holds, is changed."""
+    """Every kind of op in `tests/helpers/cases.py`: one stored weight or entry of a graph is changed."""
 
     name = "fingerprints"
     seconds = 60.0

@@ -13,14 +13,14 @@ import torch
 from mpmath import mpf
 
 import polycert as pc
-from hunt import drawing
-from hunt.kind import claimed
-from hunt.numbers import TYPES, nasty, put, rounded, scale, simplified, take, tensor
-from hunt.oracle import exact, precise
-from hunt.space import Space
 from polycert.forms import Dense
-from polycert.geometry import largest_drop, least_norm
-from polycert.rounding import Rounding
+from polycert.sets.geometry import largest_drop, least_norm
+from polycert.sets.rounding import Rounding
+from tests.hunt import drawing
+from tests.hunt.kind import claimed
+from tests.hunt.numbers import TYPES, nasty, put, rounded, scale, simplified, take, tensor
+from tests.hunt.oracle import exact, precise
+from tests.hunt.space import Space
 
 NORMS = (1.0, 1.000001, 1.01, 1.5, 2.0, 3.0, 7.0, 50.0, math.inf)
 DEPTH = 24

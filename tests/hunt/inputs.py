@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import polycert as pc
-from hunt.kind import claimed
+from tests.hunt.kind import claimed
 
 NAN, INF = math.nan, math.inf
 

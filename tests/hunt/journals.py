@@ -23,15 +23,15 @@ import torch
 from torch import Tensor, nn
 
 import polycert as pc
-from hunt.kind import claimed, note
-from polycert import models
-from polycert.evaluation.parts import Part, Store, measure
-from polycert.evaluation.task import Settings, make_task
+from polycert.evaluation.measurements import Part, Store, measure
+from polycert.evaluation.settings import Settings, make_task
+from polycert.models import architectures
+from tests.hunt.kind import claimed, note
 
 SAMPLES = 6
 SHAPE = (1, 3, 4)
 BALL = pc.Ball(float("inf"), 0.3, 0.0, 1.0)
-ARCHITECTURE = models.fc1(SHAPE, classes=3, hidden=8)
+ARCHITECTURE = architectures.fc1(SHAPE, classes=3, hidden=8)
 REFUSALS = ("is no journal of verify", "holds results about another network")
 IN_USE = "another process is writing"
 COMMAND_SECONDS = 8.0  # that the command takes from its start to its end, at most
@@ -77,7 +77,7 @@ def module(changed: bool = False) -> nn.Sequential:
     """A small network; `changed` in one weight, in its last digit."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
-        made = models.build(ARCHITECTURE).eval()
+        made = architectures.build(ARCHITECTURE).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.mul_(2)
@@ -262,8 +262,8 @@ _written: set[bytes] = set()  # lines that runs of this process were seen to wri
 
 @cache
 def _names() -> list[bytes]:
-    from polycert.exact.question import Settings as Effort
-    from polycert.exact.verify import ask
+    from polycert.verification.question import Settings as Effort
+    from polycert.verification.verify import ask
 
     asked = ask(network(), samples(), None, BALL, Effort())
     return [name.encode() for name in asked.sample_fingerprints()]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hunt import fingerprints, journals, onnx_mutants, properties, readers
-from hunt.decisions import Decisions
-from hunt.geometry import Geometry
-from hunt.inputs import Inputs
-from hunt.kind import Kind
-from hunt.nets import LINEAR, THIN
-from hunt.networks import Networks
-from hunt.relaxations import Relaxations
+from tests.hunt import fingerprints, journals, onnx_mutants, properties, readers
+from tests.hunt.decisions import Decisions
+from tests.hunt.geometry import Geometry
+from tests.hunt.inputs import Inputs
+from tests.hunt.kind import Kind
+from tests.hunt.nets import LINEAR, THIN
+from tests.hunt.networks import Networks
+from tests.hunt.relaxations import Relaxations
 
 
 class Entry(NamedTuple):

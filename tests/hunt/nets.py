@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polycert as pc
-from cases import CASES, Case, Elementwise, Fn, fresh, seen
-from hunt.numbers import TYPES, tensor
-from hunt.oracle import Oracle
+from tests.helpers.cases import CASES, Case, Elementwise, Fn, fresh, seen
+from tests.hunt.numbers import TYPES, tensor
+from tests.hunt.oracle import Oracle
 
 
 def chain(sizes: tuple[int, ...], function: Callable[[Tensor], Tensor]) -> nn.Module:

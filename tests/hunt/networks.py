@@ -15,12 +15,12 @@ from mpmath import mpf
 from torch import Tensor, nn
 
 import polycert as pc
-from hunt import drawing
-from hunt.kind import claimed
-from hunt.nets import NETS, Net, shapes, traced
-from hunt.numbers import TYPES, put, simplified, take, tensor
-from hunt.oracle import Array, TooFarError, exact, precise
-from hunt.space import Space
+from tests.hunt import drawing
+from tests.hunt.kind import claimed
+from tests.hunt.nets import NETS, Net, shapes, traced
+from tests.hunt.numbers import TYPES, put, simplified, take, tensor
+from tests.hunt.oracle import Array, TooFarError, exact, precise
+from tests.hunt.space import Space
 
 METHODS = ("ibp", "forward", "crown", "crown", "crown-ibp", "alpha-crown")
 RELAXATIONS = ("parallel", "adaptive", "best")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime
 
-from hunt.onnx_files import DTYPES, File, lifted, lowered, model_of
+from tests.hunt.onnx_files import DTYPES, File, lifted, lowered, model_of
 
 ROUNDING = {np.dtype(np.float32): 3e-5, np.dtype(np.float64): 1e-11}  # of the sizes on the way
 INEXACT = ("Gelu",)  # whose kernel for doubles has constants in float32

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from hunt.onnx_files import DOUBLE, FLOAT, INT64, File, lifted, tensor
-from hunt.onnx_judge import session_of
-from polycert.graph.onnx.folding import FOLDS
-from polycert.graph.onnx.reading import OPSETS
-from polycert.graph.onnx.table import TABLE
+from polycert.graph.onnx.all_ops import TABLE
+from polycert.graph.onnx.constant_folding import FOLDS
+from polycert.graph.onnx.program import OPSETS
+from tests.hunt.onnx_files import DOUBLE, FLOAT, INT64, File, lifted, tensor
+from tests.hunt.onnx_judge import session_of
 
 SHAPES = (
     (1, 4),

@@ -18,15 +18,15 @@ import numpy as np
 import onnx
 import torch
 
-import onnx_files
 import polycert as pc
-from hunt.kind import claimed, note
-from hunt.onnx_files import DOUBLE, FLOAT, INT32, INT64, File, array_of, description_of, model_of, tensor
-from hunt.onnx_judge import Judge
-from hunt.onnx_making import FAR, all_ops, made, near_shape
-from polycert.graph.onnx.reading import OPSETS
-from polycert.properties import decide
-from polycert.properties.reader import parse_property
+from polycert.graph.onnx.program import OPSETS
+from polycert.verification.vnnlib import decide
+from polycert.verification.vnnlib.reader import parse_property
+from tests.helpers import onnx_files
+from tests.hunt.kind import claimed, note
+from tests.hunt.onnx_files import DOUBLE, FLOAT, INT32, INT64, File, array_of, description_of, model_of, tensor
+from tests.hunt.onnx_judge import Judge
+from tests.hunt.onnx_making import FAR, all_ops, made, near_shape
 
 SCALES = (1e-3, 0.1, 1.0, 10.0, 300.0, 1e4, 1e6)
 METHODS = ("ibp", "crown", "forward", "crown-ibp")

@@ -8,8 +8,8 @@ import traceback
 from collections import Counter
 from typing import Any, NamedTuple
 
-from hunt.kind import Kind, noted
 from polycert.errors import PolycertError
+from tests.hunt.kind import Kind, noted
 
 FINE, REFUSED, VIOLATION, CRASH, HANG = "fine", "refused", "violation", "crash", "hang"
 FINDS = (VIOLATION, CRASH, HANG)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hunt.kind import claimed
-from polycert.properties.reader import parse_property
-from polycert.properties.spec import Box, Clause, Property
+from polycert.verification.vnnlib.property import Box, Clause, Property
+from polycert.verification.vnnlib.reader import parse_property
+from tests.hunt.kind import claimed
 
 Tree = Any  # a word, or a list of trees, as JSON holds them
 Values = dict[str, Fraction]

@@ -12,16 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import mutants
-from hunt.kind import claimed
-from mutants import Mutant
 from polycert.errors import LONGEST, PolycertError
+from tests.helpers import mutants
+from tests.helpers.mutants import Mutant
+from tests.hunt.kind import claimed
 
 MEMORY = 2**30  # bytes that reading one file may take beyond what the process has
 
 
 class Readers:
-    """The mutants of `tests/mutants.py`, one file a case."""
+    """The mutants of `tests/helpers/mutants.py`, one file a case."""
 
     name = "readers"
     seconds = 5.0

@@ -10,12 +10,12 @@ from typing import Any
 import mpmath
 from mpmath import mpf
 
-from hunt.kind import claimed, note
-from hunt.numbers import ENDS, TYPES, nasty, put, rounded, scale, simplified, take, tensor
-from hunt.oracle import ELEMENTWISE, LARGEST, Array, TooFarError, elementwise, exact, leaky, precise
-from polycert.relaxations import adaptive, lines_of, parallel
-from polycert.rounding import Rounding
-from polycert.rules import Activation, Interval, activation, curves
+from polycert.bounding.relaxations import adaptive, lines_of, parallel
+from polycert.rules import Activation, Interval, activation, smooth
+from polycert.sets.rounding import Rounding
+from tests.hunt.kind import claimed, note
+from tests.hunt.numbers import ENDS, TYPES, nasty, put, rounded, scale, simplified, take, tensor
+from tests.hunt.oracle import ELEMENTWISE, LARGEST, Array, TooFarError, elementwise, exact, leaky, precise
 
 SHAPE = (1,)
 DIGITS, SURE = 700, 4000  # bits, and where something seems wrong
@@ -43,14 +43,14 @@ MADE: dict[str, Callable[[float], Made]] = {
     "Sigmoid": lambda _: (activation.Tanh(SHAPE, shift=0.5, outer=0.5, inner=0.5), ELEMENTWISE["sigmoid"]),
     "Erf": lambda _: (activation.Erf(SHAPE, outer=2 / math.sqrt(math.pi)), ELEMENTWISE["erf"]),
     "Arctan": lambda _: (activation.Arctan(SHAPE), ELEMENTWISE["atan"]),
-    "Exp": lambda _: (curves.Exp(SHAPE), ELEMENTWISE["exp"]),
-    "Softplus": lambda _: (curves.Softplus(SHAPE), ELEMENTWISE["softplus"]),
-    "Square": lambda _: (curves.Square(SHAPE), ELEMENTWISE["square"]),
-    "Elu": lambda _: (curves.Elu(SHAPE), ELEMENTWISE["elu"]),
-    "Reciprocal": lambda _: (curves.Reciprocal(SHAPE), elementwise(_reciprocal)),
-    "Gelu": lambda _: (curves.Gelu(SHAPE), ELEMENTWISE["gelu"]),
-    "TanhGelu": lambda _: (curves.TanhGelu(SHAPE), ELEMENTWISE["gelu_tanh"]),
-    "Silu": lambda _: (curves.Silu(SHAPE), ELEMENTWISE["silu"]),
+    "Exp": lambda _: (smooth.Exp(SHAPE), ELEMENTWISE["exp"]),
+    "Softplus": lambda _: (smooth.Softplus(SHAPE), ELEMENTWISE["softplus"]),
+    "Square": lambda _: (smooth.Square(SHAPE), ELEMENTWISE["square"]),
+    "Elu": lambda _: (smooth.Elu(SHAPE), ELEMENTWISE["elu"]),
+    "Reciprocal": lambda _: (smooth.Reciprocal(SHAPE), elementwise(_reciprocal)),
+    "Gelu": lambda _: (smooth.Gelu(SHAPE), ELEMENTWISE["gelu"]),
+    "TanhGelu": lambda _: (smooth.TanhGelu(SHAPE), ELEMENTWISE["gelu_tanh"]),
+    "Silu": lambda _: (smooth.Silu(SHAPE), ELEMENTWISE["silu"]),
 }
 ABSTRACT = {"SShaped", "Curve", "Convex", "Bump"}
 LEAKS = (0.01, 0.1, -0.3, 1.7, -1.0, 1.0, 1e-40, 1e-46, -5.0, 1e20)

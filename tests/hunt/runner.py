@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hunt.keeping import FOLDER, Kept
-from hunt.kind import CLAIM
-from hunt.kinds import Entry
-from hunt.outcome import CRASH, HANG, REFUSED, VIOLATION, Outcome, case_of
-from hunt.worker import Worker
+from tests.hunt.keeping import FOLDER, Kept
+from tests.hunt.kind import CLAIM
+from tests.hunt.kinds import Entry
+from tests.hunt.outcome import CRASH, HANG, REFUSED, VIOLATION, Outcome, case_of
+from tests.hunt.worker import Worker
 
 log = logging.getLogger("hunt")
 SHRINKING = 20.0  # seconds for one find

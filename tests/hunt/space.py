@@ -10,7 +10,7 @@ import mpmath
 import numpy as np
 from mpmath import mpf
 
-from hunt.oracle import Array, exact
+from tests.hunt.oracle import Array, exact
 
 INF = mpf("inf")
 NEARLY = 200  # bits for where to look: what counts is that points are inside

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from hunt.keeping import Kept, kept
-from hunt.kinds import KINDS, Entry, by_name
-from hunt.nets import traced
-from hunt.networks import ALL
-from hunt.oracle import OPS, op_of
-from hunt.outcome import try_case
-from hunt.relaxations import missing
-from hunt.runner import Hunt, table
 from polycert.rules import RULES
+from tests.hunt.keeping import Kept, kept
+from tests.hunt.kinds import KINDS, Entry, by_name
+from tests.hunt.nets import traced
+from tests.hunt.networks import ALL
+from tests.hunt.oracle import OPS, op_of
+from tests.hunt.outcome import try_case
+from tests.hunt.relaxations import missing
+from tests.hunt.runner import Hunt, table
 
 SEED = 23
 

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 import polycert as pc
-from hunt.kind import Kind
-from hunt.kinds import by_name
-from hunt.outcome import Outcome, case_of, try_case
-from polycert import certification, geometry, inputs, radius
+from polycert.certification import certify, radius
 from polycert.forms import Dense
-from polycert.rounding import Rounding
+from polycert.graph import inputs
 from polycert.rules.activation import LeakyRelu, Relu, SShaped
-from polycert.rules.base import Interval
-from polycert.sets import Region
+from polycert.rules.op import Interval
+from polycert.sets import geometry
+from polycert.sets.ball import Region
+from polycert.sets.rounding import Rounding
+from tests.hunt.kind import Kind
+from tests.hunt.kinds import by_name
+from tests.hunt.outcome import Outcome, case_of, try_case
 
 pytestmark = pytest.mark.slow  # each hunts until it finds what was planted
 
@@ -103,7 +105,7 @@ def hopeful(patch: pytest.MonkeyPatch) -> None:
 def unchecked_numbers(patch: pytest.MonkeyPatch) -> None:
     """NaN and infinite numbers are let in."""
     patch.setattr(inputs, "all_finite", lambda values: True)
-    for module in (certification, radius):
+    for module in (certify, radius):
         patch.setattr(module, "check_finite", lambda graph, values: None)
 
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 import polycert as pc
-from hunt import fingerprints, journals, onnx_mutants, properties, readers
-from hunt.kind import Kind
-from hunt.outcome import CRASH, VIOLATION, case_of, try_case
-from mutants import FIRST
-from polycert import fingerprint
-from polycert.arrays import read_arrays
-from polycert.evaluation import parts
-from polycert.exact import sealed
-from polycert.graph.onnx import arithmetic, network, windows
-from polycert.graph.onnx.table import TABLE
-from polycert.properties import Decision, linear, spec
+from polycert.evaluation import measurements
+from polycert.graph import fingerprint
+from polycert.graph.onnx import arithmetic, conv_pool, imported
+from polycert.graph.onnx.all_ops import TABLE
+from polycert.runtime.npz import read_arrays
+from polycert.verification import checksummed_lines
+from polycert.verification.vnnlib import Decision, constraints, property
+from tests.helpers.mutants import FIRST
+from tests.hunt import fingerprints, journals, onnx_mutants, properties, readers
+from tests.hunt.kind import Kind
+from tests.hunt.outcome import CRASH, VIOLATION, case_of, try_case
 
 pytestmark = pytest.mark.slow  # each hunts until it finds what was planted
 
@@ -59,7 +59,7 @@ def asks(**settings: Any) -> Chosen:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are not compared with onnxruntime when they are loaded: the hunt looks for itself."""
-    monkeypatch.setattr(network, "check_against", lambda *_: None)
+    monkeypatch.setattr(imported, "check_against", lambda *_: None)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -85,8 +85,8 @@ def _adds_a_column(case: Any) -> bool:
 
 @pytest.mark.usefixtures("unchecked")
 def test_same_lower_that_is_read_as_same_upper_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = windows._same
-    monkeypatch.setattr(windows, "_same", lambda *sizes, upper: real(*sizes, upper=True))
+    real = conv_pool._same
+    monkeypatch.setattr(conv_pool, "_same", lambda *sizes, upper: real(*sizes, upper=True))
     chosen = lambda case: '["s", "SAME_LOWER"]' in str(case).replace("'", '"')  # noqa: E731
     assert "onnxruntime gives" in found(ONNX, chosen)
 
@@ -110,8 +110,8 @@ def test_a_dead_node_that_takes_much_memory_is_found(monkeypatch: pytest.MonkeyP
         np.ones(2**27)
         return real(program)
 
-    real = network.Replay
-    monkeypatch.setattr(network, "Replay", greedy)
+    real = imported.Replay
+    monkeypatch.setattr(imported, "Replay", greedy)
     assert "bytes while it is read" in found(ONNX, count=20)
 
 
@@ -136,7 +136,7 @@ def test_a_false_unsat_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_number_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python refuses to read so many digits, with an error of its own."""
-    monkeypatch.setattr(linear, "LONGEST", 10**9)
+    monkeypatch.setattr(constraints, "LONGEST", 10**9)
     content = FIRST.replace("1e-2", "9" * 5000).encode()
     outcome = try_case(READERS, {"file": "first.vnnlib", "content": b64encode(content).decode()})
     assert outcome.how == CRASH
@@ -144,21 +144,21 @@ def test_a_number_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_bounds_that_are_rounded_to_nearest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spec, "_down", float)
+    monkeypatch.setattr(property, "_down", float)
     assert "no box and clause" in found(READING)
 
 
 def test_a_strict_comparison_that_is_turned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "COMPARISONS", ("<=", ">=", "<", ">", "="))
-    real = linear.clauses
+    monkeypatch.setattr(constraints, "COMPARISONS", ("<=", ">=", "<", ">", "="))
+    real = constraints.clauses
     turned = {"<": ">=", ">": "<="}
     swap = lambda e: real([turned.get(e[0], e[0]), *e[1:]] if isinstance(e, list) and e else e)  # noqa: E731
-    monkeypatch.setattr(linear, "clauses", swap)
+    monkeypatch.setattr(constraints, "clauses", swap)
     assert "no box and clause" in found(READING, lambda case: "'<'" in str(case) or "'>'" in str(case))
 
 
 def test_a_witness_that_is_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spec.Clause, "holds", lambda self, y: True)
+    monkeypatch.setattr(property.Clause, "holds", lambda self, y: True)
     assert "passes for a witness" in found(WITNESSES)
 
 
@@ -169,28 +169,28 @@ def test_a_line_that_is_believed_after_an_edit_is_found(monkeypatch: pytest.Monk
     journals.journals()
 
     def unsealed(self: Any, text: bytes) -> bytes | None:
-        line = sealed.SEAL.fullmatch(text)
+        line = checksummed_lines.SEAL.fullmatch(text)
         return None if line is None else line[1] + b"}"
 
-    monkeypatch.setattr(sealed.Sealed, "_unsealed", unsealed)
+    monkeypatch.setattr(checksummed_lines.Sealed, "_unsealed", unsealed)
     edited = lambda case: case["what"] == "damage" and {c[0] for c in case["changes"]} <= {"edit", "sample"}  # noqa: E731
     assert found(JOURNALS, edited, count=60)
 
 
 def test_a_missing_lock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "lock", lambda *_: None)
+    monkeypatch.setattr(checksummed_lines, "lock", lambda *_: None)
     assert "a second process works" in found(JOURNALS, asks(what="held"), count=3)
 
 
 @pytest.mark.parametrize("change", ["network", "samples"])
 def test_a_slice_without_a_seal_is_found(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(path: Path, about: str) -> parts.Part:
+    def read(path: Path, about: str) -> measurements.Part:
         arrays = read_arrays(path)
-        prefix = len(parts.COLUMN)
-        columns = {name[prefix:]: held for name, held in arrays.items() if name.startswith(parts.COLUMN)}
-        return parts.Part(columns, arrays["points"], arrays["hits"], {})
+        prefix = len(measurements.COLUMN)
+        columns = {name[prefix:]: held for name, held in arrays.items() if name.startswith(measurements.COLUMN)}
+        return measurements.Part(columns, arrays["points"], arrays["hits"], {})
 
-    monkeypatch.setattr(parts, "_read", read)
+    monkeypatch.setattr(measurements, "_read", read)
     monkeypatch.setattr(journals, "module", _other_module(journals.module))
     journals.network.cache_clear()
     try:

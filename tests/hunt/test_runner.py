@@ -7,11 +7,11 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from hunt.keeping import kept
-from hunt.kind import claimed
-from hunt.kinds import Entry
-from hunt.runner import Hunt
 from polycert.errors import PolycertError
+from tests.hunt.keeping import kept
+from tests.hunt.kind import claimed
+from tests.hunt.kinds import Entry
+from tests.hunt.runner import Hunt
 
 
 class Numbers:

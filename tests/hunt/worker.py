@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from hunt.kind import Kind
-from hunt.outcome import CRASH, HANG, Outcome, try_case
+from tests.hunt.kind import Kind
+from tests.hunt.outcome import CRASH, HANG, Outcome, try_case
 
 MEMORY = 6 * 2**30  # address space that a worker may take on top of what it starts with
 CASES = 3000  # after so many a fresh worker, so that nothing piles up
@@ -81,7 +81,7 @@ class Worker:
 def _serve(pipe: Connection) -> None:
     import torch
 
-    import hunt.kinds  # noqa: F401 (so that the first case does not pay for it)
+    import tests.hunt.kinds  # noqa: F401 (so that the first case does not pay for it)
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

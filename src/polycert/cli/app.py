@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from polycert.cli import options
-from polycert.cli.guard import BadUsage, tell
+from polycert.cli.exit_status import BadUsage, tell
 
 app = typer.Typer(
     name="polycert",
@@ -40,13 +40,13 @@ def _root(
 
 
 def _certify(given: options.CertifyOptions) -> None:
-    from polycert.cli.prove import certify_command
+    from polycert.cli.certify import certify_command
 
     certify_command(given)
 
 
 def _radius(given: options.RadiusOptions) -> None:
-    from polycert.cli.prove import radius_command
+    from polycert.cli.certify import radius_command
 
     radius_command(given)
 
@@ -64,8 +64,8 @@ def _tune(given: options.TuneOptions) -> None:
 
 
 def _verify(given: options.VerifyOptions) -> None:
-    from polycert.cli.properties import verify_property
-    from polycert.cli.settle import verify_command
+    from polycert.cli.verify import verify_command
+    from polycert.cli.verify_property import verify_property
 
     if given.asked is None:
         verify_command(given)
@@ -74,7 +74,7 @@ def _verify(given: options.VerifyOptions) -> None:
 
 
 def _attack(given: options.AttackOptions) -> None:
-    from polycert.cli.settle import attack_command
+    from polycert.cli.verify import attack_command
 
     attack_command(given)
 
@@ -128,7 +128,7 @@ def _data(given: options.DataOptions) -> None:
 def _demo(given: options.DemoOptions) -> None:
     import torch
 
-    demo = importlib.import_module("polycert.demo")
+    demo = importlib.import_module("polycert.cli.demo")
     if given.out.exists() and not given.out.is_dir():
         raise BadUsage(f"--out must be a folder, but {str(given.out)!r} is a file")
     if given.threads is not None:

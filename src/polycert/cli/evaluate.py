@@ -9,20 +9,20 @@ from typing import Any, NoReturn, cast
 
 import typer
 
-from polycert.cli import parsing
-from polycert.cli.guard import INTERRUPTED, BadUsage, tell, usage
+from polycert.cli import option_values
+from polycert.cli.exit_status import INTERRUPTED, BadUsage, tell, usage
 from polycert.cli.options import EvaluateOptions
+from polycert.cli.output import show_record
+from polycert.cli.progress import progress_bar
 from polycert.cli.samples import Job, plan, prepare
-from polycert.cli.slices import progress_bar
-from polycert.cli.summary import show_record
 from polycert.errors import PolycertError
-from polycert.evaluation.about import about_model
-from polycert.evaluation.files import Evaluation, check_record
-from polycert.evaluation.run import run
-from polycert.evaluation.settle import Exact
-from polycert.evaluation.task import Settings, make_task, usual_upper
-from polycert.processes import processes
-from polycert.sets import Ball, Minimum
+from polycert.evaluation.evaluate import run
+from polycert.evaluation.exact import Exact
+from polycert.evaluation.model_info import about_model
+from polycert.evaluation.record_files import Evaluation, check_record
+from polycert.evaluation.settings import Settings, make_task, usual_upper
+from polycert.runtime.distributed import processes
+from polycert.sets.ball import Ball, Minimum
 
 SILENT = ("out", "quiet", "debug", "device", "threads", "batch_size", "memory", "workers", "data_dir")
 
@@ -43,7 +43,7 @@ def evaluate_command(options: EvaluateOptions) -> None:
         asked = plan(options)
         ball = Ball(
             asked.norm,
-            parsing.number(options.eps, "--eps"),
+            option_values.number(options.eps, "--eps"),
             asked.low,
             asked.high,
             minimum=cast(Minimum, options.minimum),
@@ -90,13 +90,13 @@ def _completed(options: EvaluateOptions, about: dict[str, Any]) -> EvaluateOptio
 
 
 def _settings(options: EvaluateOptions, norm: float) -> Settings:
-    eps = parsing.number(options.eps, "--eps")
+    eps = option_values.number(options.eps, "--eps")
     if not eps > 0:
         raise BadUsage(f"--eps must be above 0, got {options.eps}")
     usual = usual_upper(options.dataset, norm, eps)
     return Settings(
-        upper=usual if options.upper is None else parsing.number(options.upper, "--upper"),
-        tolerance=parsing.number(options.tolerance, "--tolerance"),
+        upper=usual if options.upper is None else option_values.number(options.upper, "--upper"),
+        tolerance=option_values.number(options.tolerance, "--tolerance"),
         steps=options.steps,
         restarts=options.restarts,
         seed=options.seed,
@@ -110,8 +110,8 @@ def _exact(options: EvaluateOptions) -> Exact | None:
     if options.exact is None:
         return None
     return Exact(
-        seconds=parsing.number(options.exact, "--exact"),
-        timeout=parsing.number(options.exact_timeout, "--exact-timeout"),
+        seconds=option_values.number(options.exact, "--exact"),
+        timeout=option_values.number(options.exact_timeout, "--exact-timeout"),
         limit=options.exact_limit,
         workers=options.workers or os.cpu_count() or 1,
     )

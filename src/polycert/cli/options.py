@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from polycert.cli.guard import guard
+from polycert.cli.exit_status import guard
 
 about_samples = partial(typer.Option, rich_help_panel="Samples")
 about_question = partial(typer.Option, rich_help_panel="Question")

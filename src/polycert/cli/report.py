@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polycert.cli.guard import tell, usage
+from polycert.cli.exit_status import tell, usage
 from polycert.cli.options import ReportOptions
 from polycert.report import write_report
 from polycert.report.page import check_page

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from polycert import data
-from polycert.arrays import read_arrays
-from polycert.cli import parsing
-from polycert.cli.guard import BadUsage
+from polycert.bounding.chunking import batch_size_for
+from polycert.bounding.methods import get_method
+from polycert.certification.envelope import classes_of
+from polycert.cli import option_values
+from polycert.cli.exit_status import BadUsage
 from polycert.cli.options import Task
-from polycert.envelopes import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network
-from polycert.inputs import as_inputs, as_labels
-from polycert.loading import load
-from polycert.memory import batch_size_for
-from polycert.methods import get_method
-from polycert.processes import checked_device
-from polycert.sets import Ball
+from polycert.graph.inputs import as_inputs, as_labels
+from polycert.models.model_files import load
+from polycert.runtime.distributed import checked_device
+from polycert.runtime.npz import read_arrays
+from polycert.sets.ball import Ball
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +69,10 @@ def plan(options: Task) -> Plan:
     torch.manual_seed(options.seed)
     low, high = (None, None) if options.dataset is None else (0.0, 1.0)
     return Plan(
-        parsing.number(options.norm, "--norm"),
-        parsing.bound(options.low, "--low", low),
-        parsing.bound(options.high, "--high", high),
-        parsing.size(options.memory),
+        option_values.number(options.norm, "--norm"),
+        option_values.bound(options.low, "--low", low),
+        option_values.bound(options.high, "--high", high),
+        option_values.size(options.memory),
         device(options.device),
         threads,
     )
@@ -82,7 +82,7 @@ def prepare(options: Task, ball: Ball, plan: Plan, method: str = "crown") -> Job
     """Load everything and check all samples, so that nothing is refused halfway."""
     network = load_model(options.model, options.weights, plan.device)
     x, y, source = _read(options)
-    chosen = parsing.positions(options.indices, len(x))[: options.limit]
+    chosen = option_values.positions(options.indices, len(x))[: options.limit]
     index = torch.tensor(chosen)
     network, inputs = as_inputs(network, x[index].to(plan.device))
     ball.at(inputs)

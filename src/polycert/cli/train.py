@@ -11,15 +11,15 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from polycert.cli.course import checked, machine
-from polycert.cli.guard import INTERRUPTED, tell
+from polycert.cli.exit_status import INTERRUPTED, tell
 from polycert.cli.options import TrainOptions
-from polycert.cli.slices import progress_bar
-from polycert.processes import Processes, processes
+from polycert.cli.progress import progress_bar
+from polycert.cli.train_options import checked, machine
+from polycert.runtime.distributed import Processes, processes
 from polycert.training import Moment, Recipe, Run, library, prepare, train
-from polycert.training.board import board
-from polycert.training.checkpoints import RunFolder
-from polycert.training.files import to_toml
+from polycert.training.recipe_files import to_toml
+from polycert.training.run_folder import RunFolder
+from polycert.training.tensorboard import board
 
 Report = Callable[[Moment], None]
 

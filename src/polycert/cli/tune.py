@@ -9,10 +9,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from polycert.cli.course import checked, machine
-from polycert.cli.guard import INTERRUPTED, BadUsage, tell, usage
+from polycert.cli.exit_status import INTERRUPTED, BadUsage, tell, usage
 from polycert.cli.options import TuneOptions
-from polycert.processes import processes
+from polycert.cli.train_options import checked, machine
+from polycert.runtime.distributed import processes
 from polycert.training.tune import Trial, grid, tune, variants
 
 

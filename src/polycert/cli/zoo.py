@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from polycert import zoo
-from polycert.cli.guard import BadUsage, tell, usage
+from polycert.cli.exit_status import BadUsage, tell, usage
 from polycert.cli.options import ZooOptions
-from polycert.cli.summary import show_record
+from polycert.cli.output import show_record
 
 ENDLESS = 10_000  # characters
 FACTS = ("dataset", "architecture", "method", "norm", "eps")

@@ -13,12 +13,12 @@ Nothing outside this folder asks which form it has: ops call `form.pull(op)`, an
 offers it through `pull_identity`, `pull_selected`, `pull_windowed` or `pull_differences`.
 """
 
-from polycert.forms.base import Form, Pullable, Shape
 from polycert.forms.dense import Dense, Scaled
+from polycert.forms.form import Form, Pullable, Shape
+from polycert.forms.identity import Differences, Identity, Selected
 from polycert.forms.patches import Patches
-from polycert.forms.units import Differences, Identity, Selected
+from polycert.forms.selected_patches import Windows
 from polycert.forms.windowed import Windowed
-from polycert.forms.windows import Windows
 
 __all__ = [
     "Dense",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polycert.forms.base import FlatForm, Form, Pullable, Shape
-from polycert.forms.products import rows_abs_dot, rows_dot
+from polycert.forms.form import FlatForm, Form, Pullable, Shape
+from polycert.forms.row_products import rows_abs_dot, rows_dot
 
 CACHED = 2**20  # numbers
 

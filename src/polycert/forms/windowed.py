@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from polycert.forms.base import Form, Pullable, Shape
 from polycert.forms.dense import split_by_sign
+from polycert.forms.form import Form, Pullable, Shape
 
 Pair = tuple[int, int]
 Same = TypeVar("Same", bound="Windowed")

@@ -17,17 +17,17 @@ from torch import Tensor, fx, nn
 from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph.arguments import check_read, check_repeatable
-from polycert.graph.batches import Watch, check_same, scripted
-from polycert.graph.core import Graph, Node, append, prune
-from polycert.graph.kept import Kept, keepable
+from polycert.graph.batch_sizes import Watch, check_same, scripted
+from polycert.graph.cache import Kept, keepable
+from polycert.graph.graph import Graph, Node, append, prune
+from polycert.graph.in_place import refuse_changed_state, without_writes
 from polycert.graph.network import Network
-from polycert.graph.spread import agrees, spread_out
-from polycert.graph.stored import Stored
-from polycert.graph.writes import refuse_changed_state, without_writes
-from polycert.limits import VALUES, checked_shape
-from polycert.rounding import holds
+from polycert.graph.same_outputs import agrees, spread_out
+from polycert.graph.tensors import Stored
 from polycert.rules import RULES, Call, Op, Value
-from polycert.rules.recipe import Recipe
+from polycert.rules.decomposition import Recipe
+from polycert.runtime.limits import VALUES, checked_shape
+from polycert.sets.rounding import holds
 
 # The batch while tracing: neither 1 (which squeezes away) nor likely to be a size inside a network.
 TRACE_BATCH = 3

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from polycert.errors import PolycertError
 from polycert.forms import Shape
-from polycert.graph.core import Graph
+from polycert.graph.graph import Graph
 from polycert.rules.affine import Elementwise
 
 if TYPE_CHECKING:
-    from polycert.sets import Region
+    from polycert.sets.ball import Region
 
 
 class Network(ABC):

@@ -1,12 +1,12 @@
 """Training objectives: `loss(net, x, y, ball)` is the whole scalar to minimise."""
 
-from polycert.losses.base import Loss
-from polycert.losses.draws import Draws, KeyedDraws, TorchDraws
-from polycert.losses.extras import L1, Stability, Sum
+from polycert.losses.cross_entropy import AT, Plain
+from polycert.losses.loss import Loss
 from polycert.losses.mmr import MMR
 from polycert.losses.per import PER
-from polycert.losses.plain import AT, Plain
-from polycert.losses.worst import IBP, KW, MTLIBP, MTLKW, CrownIBP
+from polycert.losses.random_draws import Draws, KeyedDraws, TorchDraws
+from polycert.losses.regularisers import L1, Stability, Sum
+from polycert.losses.worst_case import IBP, KW, MTLIBP, MTLKW, CrownIBP
 
 __all__ = [
     "AT",

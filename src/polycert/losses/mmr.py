@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polycert.backward import LOWER, Pass, pull
-from polycert.envelopes import margin_rows
+from polycert.bounding.backward import LOWER, Pass, pull
+from polycert.bounding.methods import passes
+from polycert.certification.envelope import margin_rows
 from polycert.errors import PolycertError
 from polycert.forms import Form, Identity
 from polycert.graph import Graph
-from polycert.losses.base import ATTACK_STEP, Loss, attacked, check_attack, check_subsample, clean, require
-from polycert.losses.draws import Draws
-from polycert.methods import passes
+from polycert.losses.loss import ATTACK_STEP, Loss, attacked, check_attack, check_subsample, clean, require
+from polycert.losses.random_draws import Draws
 from polycert.rules import Activation, Interval
-from polycert.sets import Ball, Region
+from polycert.sets.ball import Ball, Region
 
 
 class MMR(Loss):

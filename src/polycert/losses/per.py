@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from polycert.envelopes import Envelope, envelopes
+from polycert.bounding.methods import get_method
+from polycert.certification.envelope import Envelope, envelopes
 from polycert.errors import PolycertError
 from polycert.graph import Graph
-from polycert.losses.base import (
+from polycert.losses.loss import (
     ATTACK_STEP,
     Loss,
     attacked,
@@ -17,9 +18,8 @@ from polycert.losses.base import (
     clean,
     require,
 )
-from polycert.losses.draws import Draws
-from polycert.methods import get_method
-from polycert.sets import Region
+from polycert.losses.random_draws import Draws
+from polycert.sets.ball import Region
 
 
 class PER(Loss):

@@ -14,13 +14,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from polycert.errors import PolycertError
-from polycert.records import check_place, whole_file
+from polycert.records.certificates import check_place, whole_file
 from polycert.report.claims import CLAIMS
-from polycert.report.columns import STATUSES, pack_samples
-from polycert.report.pictures import pictures
+from polycert.report.headline import cards, contradictions, headline, shares
+from polycert.report.packed_columns import STATUSES, pack_samples
+from polycert.report.records_table import table
 from polycert.report.runs import Run, gather
-from polycert.report.summary import cards, contradictions, headline, shares
-from polycert.report.table import table
+from polycert.report.sample_images import pictures
 
 SCRIPTS = ("data.js", "charts.js", "results.js", "samples.js", "page.js")
 CURVES = ("epoch", "loss", "eps", "lr", "validation_CTE", "validation_CRE")

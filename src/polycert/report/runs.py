@@ -14,9 +14,9 @@ import pandas as pd
 import pyarrow.parquet
 from pandas.api.types import is_numeric_dtype
 
-from polycert.arrays import read_arrays
 from polycert.errors import PolycertError
-from polycert.limits import ENTRIES, RECIPE, parse_json, parse_toml, read_text
+from polycert.runtime.limits import ENTRIES, RECIPE, parse_json, parse_toml, read_text
+from polycert.runtime.npz import read_arrays
 from polycert.training.metrics import read_metrics
 
 Record = Mapping[str, Any]

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polycert.forms import Shape
-from polycert.gradients import apply
-from polycert.rounding import Rounding
-from polycert.rules.base import Activation, Call, Interval, Pieces, rule
+from polycert.rules.op import Activation, Call, Interval, Pieces, rule
+from polycert.runtime.autograd import apply
+from polycert.sets.rounding import Rounding
 
 SEARCH_STEPS = 30
 

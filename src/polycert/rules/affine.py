@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.forms import Dense, Differences, Form, Identity, Selected, Shape
-from polycert.gradients import apply
-from polycert.rounding import Rounding
-from polycert.rules.base import Affine, Call, Interval, Linear, Value, constant_rows, rule
-from polycert.rules.rowwise import RowProduct
+from polycert.rules.op import Affine, Call, Interval, Linear, Value, constant_rows, rule
+from polycert.rules.sparse_rows import RowProduct
+from polycert.runtime.autograd import apply
+from polycert.sets.rounding import Rounding
 
 WEIGHTS_AT_ONCE = 2**20
 LARGEST_EPS = 1e30  # of a batch norm: float32 holds it, and its sum with any variance

@@ -11,11 +11,11 @@ from torch import Tensor
 from polycert.forms import Shape
 from polycert.rules.activation import Relu
 from polycert.rules.affine import Add, Elementwise
-from polycert.rules.base import Call, Value, constant_rows, rule
-from polycert.rules.convolution import Conv2d
-from polycert.rules.lines import as_image, in_lines, pair_of
-from polycert.rules.recipe import Recipe
-from polycert.rules.selection import Pick, places_of
+from polycert.rules.conv1d import as_image, in_lines, pair_of
+from polycert.rules.conv2d import Conv2d
+from polycert.rules.decomposition import Recipe
+from polycert.rules.indexing import Pick, places_of
+from polycert.rules.op import Call, Value, constant_rows, rule
 
 Pair = tuple[int, int]
 SMALL_WINDOW = 5  # up to this size, a convolution for each pixel of a window is cheap

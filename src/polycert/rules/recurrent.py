@@ -13,10 +13,10 @@ from torch import Tensor
 from polycert.forms import Shape
 from polycert.rules.activation import Relu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul
-from polycert.rules.base import Call, Op, Value, rule
-from polycert.rules.products import product
-from polycert.rules.recipe import Recipe
-from polycert.rules.selection import Concat, Pick, places_of
+from polycert.rules.bilinear import product
+from polycert.rules.decomposition import Recipe
+from polycert.rules.indexing import Concat, Pick, places_of
+from polycert.rules.op import Call, Op, Value, rule
 from polycert.rules.shape import Reshape
 
 State = tuple[int | None, int | None]

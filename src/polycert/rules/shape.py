@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from polycert.forms import Form, Shape
-from polycert.rules.base import Affine, Call, rule
+from polycert.rules.op import Affine, Call, rule
 
 
 class Exact(Affine):

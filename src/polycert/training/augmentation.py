@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polycert import noise
+from polycert.runtime import keyed_random
 
 
 class Augmentation(NamedTuple):
@@ -25,7 +25,7 @@ class Augmentation(NamedTuple):
 
 def _flipped(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
     """The images, half of them mirrored."""
-    mirror = noise.uniform(seed, epoch, "flip", index).to(x.device) < 0.5
+    mirror = keyed_random.uniform(seed, epoch, "flip", index).to(x.device) < 0.5
     return torch.where(mirror.reshape(-1, 1, 1, 1), x.flip(3), x)
 
 
@@ -33,7 +33,8 @@ def _shifted(x: Tensor, most: int, seed: int, epoch: int, index: Tensor) -> Tens
     """Images shifted down and to the right by -most to most pixels, all equally likely; zeros move in."""
     height, width = x.shape[2:]
     down, right = (
-        (noise.uniform(seed, epoch, axis, index) * (2 * most + 1)).long().to(x.device) for axis in ("down", "right")
+        (keyed_random.uniform(seed, epoch, axis, index) * (2 * most + 1)).long().to(x.device)
+        for axis in ("down", "right")
     )
     rows = down[:, None] + torch.arange(height, device=x.device)
     columns = right[:, None] + torch.arange(width, device=x.device)

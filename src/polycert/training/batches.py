@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert import data, noise
+from polycert import data
 from polycert.errors import PolycertError
 from polycert.losses import KeyedDraws
+from polycert.runtime import keyed_random
 from polycert.training.augmentation import augmentation
 from polycert.training.recipe import Recipe
 
@@ -52,7 +53,7 @@ class Samples:
 
     def epoch(self, recipe: Recipe, epoch: int, rank: int = 0, processes: int = 1) -> Iterator[Batch]:
         """The batches of an epoch; of several processes each gets every n-th sample."""
-        order = self.training[noise.bits(recipe.seed, epoch, "order", self.training).argsort()]
+        order = self.training[keyed_random.bits(recipe.seed, epoch, "order", self.training).argsort()]
         change = augmentation(recipe.augment, recipe.shift)
         for whole in order[: self.steps(recipe) * recipe.batch].split(recipe.batch):
             index = whole[rank::processes]
@@ -66,5 +67,5 @@ def split(count: int, held_out: int) -> tuple[Tensor, Tensor]:
         raise PolycertError(
             f"recipe: key 'validation': must be below {count}, the training samples there are, got {held_out}"
         )
-    order = noise.bits("validation", torch.arange(count)).argsort()
+    order = keyed_random.bits("validation", torch.arange(count)).argsort()
     return order[held_out:].sort().values, order[:held_out].sort().values

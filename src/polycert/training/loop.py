@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polycert.bounding.chunking import batch_size_for
 from polycert.errors import PolycertError
 from polycert.graph import Network, capture
-from polycert.loading import save
 from polycert.losses import Draws
-from polycert.memory import batch_size_for
-from polycert.models import ARCHITECTURES, Architecture, build
-from polycert.processes import Processes
-from polycert.sets import Ball
+from polycert.models.architectures import ARCHITECTURES, Architecture, build
+from polycert.models.model_files import save
+from polycert.runtime.distributed import Processes
+from polycert.sets.ball import Ball
 from polycert.training.batches import Batch, Samples
-from polycert.training.checkpoints import RunFolder
-from polycert.training.files import to_toml
+from polycert.training.dead_units import revive
+from polycert.training.initial_weights import begin_with
 from polycert.training.recipe import Recipe
-from polycert.training.revive import revive
-from polycert.training.start import begin_with
-from polycert.training.state import restore, snapshot
+from polycert.training.recipe_files import to_toml
+from polycert.training.resume import restore, snapshot
+from polycert.training.run_folder import RunFolder
 from polycert.training.validation import validate
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polycert.errors import PolycertError
-from polycert.limits import parse_json, read_text
+from polycert.runtime.limits import parse_json, read_text
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -11,9 +11,9 @@ from torch import nn
 
 from polycert import data
 from polycert.errors import PolycertError
-from polycert.models import ARCHITECTURES
-from polycert.sets import Ball, Minimum, norm_text
-from polycert.training.methods import ATTACK_KEYS, METHODS, OWN_KEYS, make_loss
+from polycert.models.architectures import ARCHITECTURES
+from polycert.sets.ball import Ball, Minimum, norm_text
+from polycert.training.objectives import ATTACK_KEYS, METHODS, OWN_KEYS, make_loss
 from polycert.training.schedules import AnySchedule, Constant, Number, Schedule
 
 Positive = Annotated[int, Field(ge=1)]

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from polycert.errors import PolycertError
-from polycert.processes import Processes
-from polycert.training.files import with_overrides
+from polycert.runtime.distributed import Processes
 from polycert.training.loop import Diverged, Run, prepare, train
 from polycert.training.metrics import read_metrics
 from polycert.training.recipe import Recipe, make_recipe
+from polycert.training.recipe_files import with_overrides
 
 MOST_TRIALS = 1000
 Variant = tuple[dict[str, float], Recipe]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polycert.attacks import descend, margin_of
-from polycert.certification import envelope
+from polycert.attacks.pgd import descend, margin_of
+from polycert.certification.certify import envelope
 from polycert.graph import Graph, Network
-from polycert.sets import Ball
+from polycert.sets.ball import Ball
 
 BATCH = 500
 

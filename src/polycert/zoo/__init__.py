@@ -1,5 +1,5 @@
 """Models that come with polycert: trained by its recipes, checksummed, with the evaluated row beside each."""
 
-from polycert.zoo.shelf import RECIPE, Entry, add, entry, load, names
+from polycert.zoo.registry import RECIPE, Entry, add, entry, load, names
 
 __all__ = ["RECIPE", "Entry", "add", "entry", "load", "names"]

@@ -9,20 +9,20 @@ from functools import reduce
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.building import Building, Known, Value, inner
-from polycert.graph.onnx.entries import Inputs, constant, entry, floats, variable
-from polycert.graph.onnx.folding import axis_of, common_shape, reduced_axes, spread
-from polycert.graph.onnx.moving import permuted
-from polycert.graph.onnx.reading import Call, Shape, checked_shape
-from polycert.graph.onnx.scaling import lowered, raised, ratio, shifted
+from polycert.graph.onnx.builder import Building, Known, Value, inner
+from polycert.graph.onnx.constant_folding import axis_of, common_shape, reduced_axes, spread
+from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
+from polycert.graph.onnx.program import Call, Shape, checked_shape
+from polycert.graph.onnx.scale_shift import lowered, raised, ratio, shifted
+from polycert.graph.onnx.shape_ops import permuted
 from polycert.rules import Op
 from polycert.rules.activation import Tanh
 from polycert.rules.affine import Add, MatMul
-from polycert.rules.curves import Silu, Square
+from polycert.rules.bilinear import bilinear, product
+from polycert.rules.decomposition import Recipe
 from polycert.rules.maximum import larger
-from polycert.rules.products import bilinear, product
-from polycert.rules.recipe import Recipe
-from polycert.rules.reduction import reduction
+from polycert.rules.reduce import reduction
+from polycert.rules.smooth import Silu, Square
 
 
 def _broadcast(b: Building, call: Call, inputs: Inputs) -> tuple[Known, Known, Shape]:

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.graph.core import Graph, Node
+from polycert.graph.graph import Graph, Node
 from polycert.graph.network import Network
-from polycert.graph.onnx.comparing import agreements
-from polycert.graph.onnx.reading import Program, read_program
-from polycert.graph.onnx.replay import Replay
-from polycert.records import whole_file
+from polycert.graph.onnx.comparison import agreements
+from polycert.graph.onnx.onnxruntime_check import Replay
+from polycert.graph.onnx.program import Program, read_program
+from polycert.records.certificates import whole_file
 from polycert.rules.activation import Arctan, Erf, LeakyRelu, Relu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul, Mean
-from polycert.rules.convolution import Conv2d
-from polycert.rules.curves import Elu, Exp, Gelu, Silu, Softplus, Square, TanhGelu
+from polycert.rules.avg_pool import AvgPool2d
+from polycert.rules.conv2d import Conv2d
+from polycert.rules.conv_transpose import ConvTranspose2d
+from polycert.rules.indexing import Concat, Pick
 from polycert.rules.maximum import Slide
-from polycert.rules.pooling import AvgPool2d
-from polycert.rules.selection import Concat, Pick
 from polycert.rules.shape import Permute, Reshape
-from polycert.rules.transposed import ConvTranspose2d
+from polycert.rules.smooth import Elu, Exp, Gelu, Silu, Softplus, Square, TanhGelu
 
 OPSET = 20
 

@@ -1,0 +1,64 @@
+"""Table 5: how the cost of each method grows, as the paper counts it and as it was measured."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from polycert_paper import printed_figures
+from polycert_paper.stored_records import Store
+from polycert_paper.table import Cell, Column, Line, Missing, Table, compared, rounded
+
+FOLDER, COMMAND = "table5", "python benchmarks/growth.py --out results/table5/growth.json"
+NOTES = (
+    "Exponents of the CPU time in the number of samples, the units n of a hidden layer and the number N of hidden "
+    "layers; the paper counts operations in N, n and the input's size m. In brackets: measured minus counted. "
+    "Measured on random ReLU networks on 784 inputs, one thread: a line through the logarithms of the last three "
+    "sizes. Why some are smaller or larger than counted was not looked into. PGD, CROWN, IBP "
+    "and C-IBP: an evaluation; the others: a training step with its gradients.",
+)
+
+
+class Exponents(BaseModel):
+    """Measured exponents of one method."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    samples: float
+    width: float
+    depth: float
+
+
+class Growth(BaseModel):
+    """What `benchmarks/growth.py` writes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    exponents: dict[str, Exponents]
+    sizes: dict[str, list[int]] = {}
+    remark: str = ""
+
+
+def growth_table(store: Store) -> Table:
+    """The paper's methods, with the exponents of what we have of each."""
+    records = store.read(FOLDER, Growth).values()
+    lines: list[Line] = []
+    absent = False
+    for row in printed_figures.lines("table5"):
+        counted = {"samples": "1", "width": row["width"], "depth": row["depth"]}
+        cells = (Cell(f"O({row['complexity']})"), *map(Cell, counted.values()))
+        lines.append(Line("", row["method"], "paper, counted", cells))
+        measured = [r.exponents[row["measured"]] for r in records if row["measured"] in r.exponents]
+        absent = absent or not measured
+        for one in measured:
+            numbers = (compared(rounded(getattr(one, axis), 2), text) for axis, text in counted.items())
+            lines.append(Line("", row["method"], "ours, measured", (Cell(), *numbers)))
+    columns = (Column("operations", compared=False), *map(Column, ("samples", "width n", "depth N")))
+    missing = (Missing("growth", COMMAND),) if absent else ()
+    notes = (*NOTES, *(_sizes(record) for record in records if record.sizes))
+    return Table("table5", "growth of the cost", columns, tuple(lines), notes, missing)
+
+
+def _sizes(record: Growth) -> str:
+    """Exponents of small networks are not those of large ones."""
+    listed = (f"{axis} {', '.join(map(str, sizes))}" for axis, sizes in record.sizes.items())
+    return f"Sizes that were measured: {'; '.join(listed)}.{f' {record.remark}' if record.remark else ''}"

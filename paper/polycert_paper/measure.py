@@ -1,0 +1,200 @@
+"""What figures need of a network, measured once and stored small: a curve, or a histogram."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from polycert import data
+from polycert.certification.radius import largest_radius
+from polycert.errors import PolycertError
+from polycert.graph import Network, capture
+from polycert.models.model_files import load_module
+from polycert.records.certificates import whole_file
+from polycert.report.plots import phases
+from polycert.training.recipe_files import read_recipe
+
+Progress = Callable[[int, int], None]
+OURS, THEIRS = "ours", "released networks"
+WIDTH, BINS = 1.0, 100  # parameters are counted from -WIDTH to WIDTH
+# Radii are searched up to here, as in the paper, and drawn up to SHOWN targets.
+UPPER = {("mnist", "inf"): 0.4, ("cifar10", "inf"): 0.1, ("mnist", "2"): 1.2, ("cifar10", "2"): 0.4}
+SHOWN, PER_TARGET = 5, 16  # bins for each target
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known of a network from its file's surroundings."""
+
+    path: Path
+    source: str
+    dataset: str
+    norm: str
+    eps: float
+    method: str
+
+    @property
+    def run(self) -> str:
+        """The folder that it is in."""
+        return self.path.resolve().parent.name
+
+    @property
+    def name(self) -> str:
+        """Of the stored file: the run's, or the method's of a released network."""
+        return self.run if self.source == OURS else f"released-{self.method}"
+
+    def plain(self) -> dict[str, Any]:
+        """What goes into the stored file."""
+        return {
+            "model": f"{self.run}/{self.path.name}" if self.source == OURS else self.path.stem,
+            "source": self.source,
+            "dataset": self.dataset,
+            "norm": self.norm,
+            "eps": self.eps,
+            "method": self.method,
+        }
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How much is measured, and of what."""
+
+    limit: int | None = None
+    index: int | None = None
+    data_dir: Path | None = None
+    threads: int = 1
+    progress: Progress | None = None
+
+
+def origin(path: Path) -> Origin:
+    """From the `recipe.toml` of a run, or from the `index.json` of the released networks."""
+    recipe = path.parent / "recipe.toml"
+    if recipe.is_file():
+        found = read_recipe(str(recipe))
+        return Origin(path, OURS, found.dataset, found.norm, float(found.target), found.method)
+    about = load_module(path).about if path.suffix == ".npz" else {}
+    if not {"dataset", "norm", "eps", "method"} <= set(about):
+        raise PolycertError(
+            f"it is not known how {path.name} was trained: give a model in its run directory, with recipe.toml, or an "
+            ".npz with its entry in index.json"
+        )
+    norm = {"linf": "inf", "l2": "2"}[about["norm"]]
+    return Origin(path, THEIRS, about["dataset"], norm, float(about["eps"]), about["method"].lower())
+
+
+def curve(found: Origin, ask: Ask) -> dict[str, Any]:
+    """Figure 1: one correctly classified sample, the first if none is asked for."""
+    if found.norm != "inf":
+        raise PolycertError(f"figure1 is about the norm inf, but {found.path.name} was trained for {found.norm}")
+    network, test = _network(found), data.load(found.dataset, "test", ask.data_dir)
+    if ask.index is not None and not 0 <= ask.index < len(test):
+        raise PolycertError(f"--index must be from 0 to {len(test) - 1}, got {ask.index}")
+    index = ask.index if ask.index is not None else _first_right(network, test)
+    sample, label = test.x[index], int(test.y[index])
+    result = phases(network, sample, label, upper=UPPER[found.dataset, found.norm])
+    return {
+        **found.plain(),
+        "index": index,
+        "label": label,
+        "eps": _rounded(result.eps),
+        "radius": _rounded(result.radius),
+        "certified": result.certified.tolist(),
+    }
+
+
+def parameters(found: Origin, ask: Ask) -> dict[str, Any]:
+    """Figures 3 and 8: all weights and biases."""
+    module = load_module(found.path).module
+    values = torch.cat([value.detach().double().flatten() for value in module.parameters()]).numpy()
+    norm = float(np.sqrt((values**2).sum()))
+    return {**found.plain(), **_counted(values, -WIDTH, WIDTH, BINS), "parameter_norm": round(norm, 4)}
+
+
+def radii(found: Origin, ask: Ask) -> dict[str, Any]:
+    """Figures 5 and 9: from the samples that `evaluate` stored beside the model, or else by a search."""
+    stored = found.path.parent / "evaluation.samples.parquet"
+    values = _stored(stored) if stored.is_file() else _searched(found, ask)
+    counted = _counted(values[values > 0], 0.0, SHOWN * found.eps, SHOWN * PER_TARGET)
+    return {**found.plain(), **counted, "zero": int((values <= 0).sum())}
+
+
+def _stored(path: Path) -> np.ndarray:
+    try:
+        return pd.read_parquet(path, columns=["largest"])["largest"].to_numpy(dtype=np.float64)
+    except (OSError, ValueError, KeyError) as error:
+        raise PolycertError(f"{path} has no column 'largest' ({error}): evaluate the model anew") from None
+
+
+def _searched(found: Origin, ask: Ask) -> np.ndarray:
+    test = data.load(found.dataset, "test", ask.data_dir)
+    result = largest_radius(
+        _network(found),
+        test.x[: ask.limit],
+        test.y[: ask.limit],
+        norm=math.inf if found.norm == "inf" else float(found.norm),
+        upper=UPPER[found.dataset, found.norm],
+        low=0.0,
+        high=1.0,
+        threads=ask.threads,
+        progress=ask.progress,
+    )
+    return result.radius.numpy()
+
+
+def _network(found: Origin) -> Network:
+    if (found.dataset, found.norm) not in UPPER:
+        raise PolycertError(f"the paper has no networks for {found.dataset}, l_{found.norm}: {found.path.name}")
+    file = load_module(found.path)
+    return capture(file.module, file.input_shape)
+
+
+def _first_right(network: Network, test: data.Dataset) -> int:
+    with torch.no_grad():
+        right = network(test.x[:100]).argmax(1) == test.y[:100]
+    return int(right.nonzero()[0]) if bool(right.any()) else 0
+
+
+def _counted(values: np.ndarray, low: float, high: float, bins: int) -> dict[str, Any]:
+    counts, _ = np.histogram(values, bins=bins, range=(low, high))
+    return {
+        "low": low,
+        "high": high,
+        "counts": counts.tolist(),
+        "below": int((values < low).sum()),
+        "above": int((values > high).sum()),
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    """Down to seven digits: a stored radius is never larger than what was certified."""
+    return [math.floor(value * 1e7) / 1e7 for value in values.tolist()]
+
+
+MEASURES: dict[str, Callable[[Origin, Ask], dict[str, Any]]] = {
+    "figure1": curve,
+    "figure3": parameters,
+    "figure5": radii,
+    "figure8": parameters,
+    "figure9": radii,
+}
+
+
+def add(figure: str, model: Path, records: Path, ask: Ask) -> Path:
+    """Measure what a figure needs of a model and store it; returns the file."""
+    if figure not in MEASURES:
+        raise PolycertError(f"--add goes with {', '.join(MEASURES)}, not {figure}")
+    found = origin(model)
+    values = MEASURES[figure](found, ask)
+    target = records / figure / f"{found.name}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target) as name:
+        name.write_text(json.dumps(values) + "\n", encoding="utf-8")
+    return target

@@ -1,0 +1,151 @@
+"""Tables of networks: the paper's figures, those of its released weights, and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from polycert_paper import printed_figures
+from polycert_paper.layouts import HEADINGS, LAYOUTS, OURS_ONLY, Layout, value_of
+from polycert_paper.settings import Setting, settings
+from polycert_paper.stored_records import RELEASED, Figures, Record, Store
+from polycert_paper.table import Cell, Column, Line, Missing, Table, compared, rounded
+
+# Parts of a record that may cover fewer samples than the rest, and their figures; other parts concern every figure.
+_PARTS = {"exact": ("CRE_exact",), "search": ("T_bisection", "T_envelope", "T_root")}
+WHOLE = 10000  # samples of each test set of the paper
+
+
+def network_table(layout: Layout, store: Store) -> Table:
+    """Every row of the paper's table, in its order; after those of a setting, records of methods it has not."""
+    rows = printed_figures.with_own_methods(printed_figures.printed(layout.name))
+    named = settings(setting for setting, _ in rows)
+    corrected = printed_figures.corrections(layout.name)
+    released, folder = store.records(RELEASED).values(), store.records(layout.folders[0])
+    lines: list[Line] = []
+    missing: list[Missing] = []
+    for (name, method), figures in rows.items():
+        row = _Row(layout, named[name], method, figures, _own(layout, store, named[name], method))
+        lines += row.lines(
+            corrected.get((name, method), {}),
+            [record for record in released if record.of(named[name], method)],
+            {key: record for key, record in folder.items() if record.of(named[name], method) and key != row.name},
+        )
+        missing += row.missing()
+    notes = (*layout.notes, *_strangers(folder, [(named[name], method) for name, method in rows]))
+    columns = tuple(Column(HEADINGS[figure][0], figure not in OURS_ONLY) for figure in layout.figures)
+    return Table(layout.name, layout.title, columns, tuple(lines), notes, tuple(missing))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of the paper, and where its counterparts are."""
+
+    layout: Layout
+    setting: Setting
+    method: str
+    printed: printed_figures.Figures
+    own: Record | None
+
+    @property
+    def name(self) -> str:
+        """Of its recipe and of its record."""
+        return f"{self.setting.name}-{self.method}"
+
+    def lines(
+        self, corrected: printed_figures.Figures, released: list[Record], variants: dict[str, Record]
+    ) -> Iterator[Line]:
+        """The paper's figures first, then those of its own weights, ours, and those of other recipes for the same."""
+        if self.printed:
+            yield self._line("paper", tuple(Cell(self.printed.get(figure, "")) for figure in self.layout.figures))
+        if corrected:
+            yield self._line("paper, corrected", tuple(Cell(corrected.get(f, "")) for f in self.layout.figures))
+        for record in released:
+            if any(cell.value for cell in self._cells(record)):
+                yield from self._of(record, "released network")
+        if self.own is not None:
+            yield from self._of(self.own, "ours")
+        elif self.printed:
+            yield self._line("ours, missing", tuple(Cell() for _ in self.layout.figures))
+        for name, record in variants.items():
+            yield from self._of(record, f"ours, {name}")
+
+    def _of(self, record: Record, source: str) -> Iterator[Line]:
+        """A record's figures, their intervals, and the halves of the test set if one was leaked."""
+        source += self._samples(record)
+        yield self._line(source, self._cells(record))
+        if any(figure in record.intervals for figure in self.layout.figures):
+            yield self._line(f"{source}, 95 % interval", self._intervals(record))
+        if record.clean_half is not None:
+            yield self._line(f"{source}, half without leak", self._cells(record.clean_half))
+            leaked = leaked_half(record, record.clean_half)
+            if leaked is not None:
+                yield self._line(f"{source}, leaked half", self._cells(leaked))
+
+    def _samples(self, record: Record) -> str:
+        """Which figures of the table are of fewer samples than the paper's."""
+        few = {} if record.n in (None, WHOLE) else {"all": record.n}
+        concerned = {
+            k: n for k, n in record.limits.items() if set(_PARTS.get(k, self.layout.figures)) & set(self.layout.figures)
+        }
+        short = [f"{part}: {n} samples" for part, n in {**few, **concerned}.items() if n != WHOLE]
+        return f" ({', '.join(short)})" if short else ""
+
+    def _line(self, source: str, cells: tuple[Cell, ...]) -> Line:
+        mark = " †" if self.method in printed_figures.LEAKED else ""
+        return Line(self.setting.title, f"{printed_figures.method_name(self.method)}{mark}", source, cells)
+
+    def _cells(self, figures: Figures) -> tuple[Cell, ...]:
+        return tuple(self._cell(figure, figures) for figure in self.layout.figures)
+
+    def _cell(self, figure: str, figures: Figures) -> Cell:
+        value = value_of(figures, figure)
+        text = "" if value is None else rounded(value, HEADINGS[figure][1])
+        return compared(text, self.printed.get(figure, ""))
+
+    def _intervals(self, record: Record) -> tuple[Cell, ...]:
+        pairs = ((record.intervals.get(figure), HEADINGS[figure][1]) for figure in self.layout.figures)
+        return tuple(Cell() if pair is None else Cell(rounded(pair, digits)) for pair, digits in pairs)
+
+    def missing(self) -> list[Missing]:
+        """What makes the figures of ours that the paper has and we have not."""
+        shown = [figure for figure in self.layout.figures if figure in self.printed]
+        if not self.printed or (
+            self.own is not None and all(value_of(self.own, figure) is not None for figure in shown)
+        ):
+            return []
+        # A record of the main table holds the search as well: one evaluation serves both.
+        main = LAYOUTS[self.layout.folders[-1]]
+        exact = ("--exact inf",) if "CRE_exact" in main.figures else ()
+        evaluate = self.setting.evaluate(self.name, f"results/{main.name}/{self.name}.json", *exact)
+        command = evaluate if self.own is not None else f"{self.setting.train(self.method)} && {evaluate}"
+        return [Missing(self.name, command)]
+
+
+def leaked_half(record: Record, clean: Figures) -> Figures | None:
+    """What the rest of the samples must have given: the whole is the mean over both parts."""
+    if record.n is None or clean.n is None or not clean.n < record.n or set(record.limits) - set(_PARTS):
+        return None
+    whole, part, rest = record.n, clean.n, record.n - clean.n
+    found: dict[str, Any] = {}
+    for figure in HEADINGS:
+        if not figure.startswith(("CTE", "PGD", "CRE", "ACB")) or figure == "CRE_exact":
+            continue  # the search's means are over correctly classified samples only, of an unknown number
+        ours, theirs = getattr(record, figure), getattr(clean, figure)
+        if ours is not None and theirs is not None:
+            found[figure] = (whole * ours - part * theirs) / rest
+    return Figures(n=rest, **found) if found else None
+
+
+def _own(layout: Layout, store: Store, setting: Setting, method: str) -> Record | None:
+    """Ours, from the first folder that has it."""
+    found = (store.row(folder, setting, method) for folder in layout.folders)
+    return next((record for record in found if record is not None), None)
+
+
+def _strangers(folder: dict[str, Record], rows: list[tuple[Setting, str]]) -> Iterator[str]:
+    """Records in the table's own folder that belong to no row are named, not dropped in silence."""
+    for name, record in folder.items():
+        if not any(record.of(setting, method) for setting, method in rows):
+            yield f"Not shown: the record {name}, which belongs to no row of this table."

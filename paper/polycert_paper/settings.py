@@ -1,0 +1,70 @@
+"""What a row of the paper was trained and judged for, from the recipe of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from polycert.training.recipe_files import library
+
+DATASETS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+ACTIVATIONS = {"relu": "ReLU", "leaky_relu": "leaky ReLU"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set, a network and a ball; `eps` is text as in the recipe, such as `2/255`."""
+
+    name: str
+    dataset: str
+    architecture: str
+    activation: str
+    norm: str
+    eps: str
+
+    @property
+    def radius(self) -> float:
+        """Eps as a number."""
+        return float(Fraction(self.eps))
+
+    @property
+    def title(self) -> str:
+        """For people: `MNIST FC1, ReLU, l_inf, eps 0.1`."""
+        activation = ACTIVATIONS.get(self.activation, self.activation)
+        network = self.architecture.upper()
+        return f"{DATASETS.get(self.dataset, self.dataset)} {network}, {activation}, l_{self.norm}, eps {self.eps}"
+
+    def train(self, method: str, *more: str, run: str = "") -> str:
+        """The command that trains a row's network."""
+        row = f"{self.name}-{method}"
+        return " ".join(("polycert train", row, *more, "--run-dir", f"runs/{run or row}"))
+
+    def evaluate(self, run: str, out: str, *more: str) -> str:
+        """The commands that write a trained network's record."""
+        ball = f"--dataset {self.dataset} --norm {self.norm} --eps {self.eps}"
+        folder = f"mkdir -p {Path(out).parent} &&"
+        return " ".join((folder, f"polycert evaluate runs/{run}/model.safetensors {ball}", *more, f"--out {out}"))
+
+
+def settings(names: Iterable[str]) -> dict[str, Setting]:
+    """The settings of these names, from the recipes that come with the library."""
+    recipes = library()
+    found: dict[str, Setting] = {}
+    for name in dict.fromkeys(names):
+        values = next(values for recipe, values in recipes.items() if recipe == f"{name}-{values['method']}")
+        found[name] = _setting(name, values)
+    return found
+
+
+def _setting(name: str, values: dict[str, Any]) -> Setting:
+    return Setting(
+        name=name,
+        dataset=values["dataset"],
+        architecture=values["architecture"],
+        activation=values.get("activation", "relu"),
+        norm=str(values["norm"]),
+        eps=str(values["target"]),
+    )

@@ -1,0 +1,133 @@
+"""Stored records: `TABLE/ROW.json` and `released/NAME.json` of `polycert evaluate`, `FIGURE/NAME.json` of pictures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from polycert.errors import PolycertError
+from polycert.runtime.limits import parse_json, read_text
+from polycert_paper.settings import Setting
+
+RELEASED = "released"
+Pair = tuple[float, float]
+
+
+def _real(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"must be finite, got {value}")
+    return value
+
+
+Real = Annotated[float, AfterValidator(_real)]
+
+
+class Figures(BaseModel):
+    """The figures of a record that tables show: errors in per cent, radii in input units; None where not computed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    n: Annotated[int, Field(ge=1)] | None = None
+    CTE: Real | None = None
+    PGD: Real | None = None
+    PGD_strong: Real | None = None
+    CRE_Lin: Real | None = None
+    CRE_CROWN: Real | None = None
+    CRE_IBP: Real | None = None
+    CRE_exact: tuple[Real, Real] | None = None
+    ACB_Lin: Real | None = None
+    ACB_CROWN: Real | None = None
+    ACB_IBP: Real | None = None
+    ACB_PEC: Real | None = None
+    T_bisection: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
+    T_envelope: Real | None = None
+    T_root: Real | None = None
+
+
+class Training(BaseModel):
+    """How a network was trained: the command and what it took; CPU time is that of the first process."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    command: str
+    metrics: list[dict[str, Any]] = []
+    minutes_wall: Real | None = None
+    minutes_cpu: Real | None = None
+
+
+class Record(Figures):
+    """One evaluated network."""
+
+    model: str = ""
+    dataset: str
+    architecture: str
+    activation: str = "relu"
+    norm: str
+    eps: Real
+    method: str
+    seed: int | None = None
+    training: Training | None = None
+    intervals: dict[str, tuple[Real, Real]] = {}
+    clean_half: Figures | None = None
+    limits: dict[str, int] = {}
+
+    def of(self, setting: Setting, method: str) -> bool:
+        """Whether it belongs to this row."""
+        mine = (self.dataset, self.architecture.lower(), self.activation, self.norm, self.method.lower())
+        row = (setting.dataset, setting.architecture, setting.activation, setting.norm, method)
+        return mine == row and math.isclose(self.eps, setting.radius, rel_tol=1e-6)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of records; what is not there is simply missing."""
+
+    folder: Path
+
+    def records(self, part: str) -> dict[str, Record]:
+        """The records of one subfolder, by file name without its ending."""
+        return self.read(part, Record)
+
+    def read(self, part: str, kind: type[Model]) -> dict[str, Model]:
+        """The files of one subfolder, checked."""
+        return {path.stem: _checked(path, kind) for path in sorted((self.folder / part).glob("*.json"))}
+
+    def row(self, part: str, setting: Setting, method: str) -> Record | None:
+        """The record that is named after a row; what it says must fit its name."""
+        path = self.folder / part / f"{setting.name}-{method}.json"
+        if not path.is_file():
+            return None
+        record = _checked(path, Record)
+        if not record.of(setting, method):
+            found = f"{record.dataset} {record.architecture} {record.activation} l_{record.norm} {record.eps:g}"
+            raise PolycertError(
+                f"{path} must hold {setting.title}, {method}, as its name says, got {found}, {record.method}: rename it"
+            )
+        return record
+
+
+def _checked(path: Path, kind: type[Model]) -> Model:
+    try:
+        return kind.model_validate(read_object(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise PolycertError(f"{path} is no such record: {place}: {first['msg']}; write it anew") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    try:
+        found = parse_json(read_text(path))
+    except ValueError as error:
+        raise PolycertError(f"{path} cannot be read as JSON ({error}): write it anew") from None
+    if not isinstance(found, dict):
+        raise PolycertError(f"{path} must hold one JSON object, got {type(found).__name__}: write it anew")
+    return found

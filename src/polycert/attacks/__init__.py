@@ -1,0 +1,1 @@
+"""Attacks: searches for a point of another class."""

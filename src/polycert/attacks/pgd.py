@@ -1,0 +1,214 @@
+"""Attacks: search the set around each sample for a point of another class. Parameters' gradients are never touched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polycert.certification.envelope import classes_of
+from polycert.errors import PolycertError
+from polycert.graph import Graph, Network
+from polycert.graph.inputs import as_inputs, as_labels
+from polycert.sets.ball import Array, Ball, Region
+from polycert.sets.geometry import power_norm
+
+
+class Attack(NamedTuple):
+    """The worst point found for each sample, whether it has another class (or ties), and its margin."""
+
+    inputs: Tensor
+    success: Tensor
+    margin: Tensor
+
+
+def attack(
+    net: Network | nn.Module,
+    x: Array,
+    y: Array | None,
+    ball: Ball,
+    *,
+    steps: int = 100,
+    restarts: int = 5,
+    seed: int = 0,
+) -> Attack:
+    """Search for the point of each sample's set with the least margin.
+
+    Each restart is a projected descent with momentum whose step halves when it stops paying (as in APGD). The first
+    starts at x, the others at random points; from the third on they aim at one other class each, the nearest first.
+    The random points of a sample depend on `seed` and its position only. Gradients are taken with respect to inputs
+    alone, so no parameter's `.grad` changes.
+
+    Example:
+        >>> hits = attack(torch.nn.Linear(2, 2), torch.rand(3, 2), None, Ball(eps=0.5), steps=10)
+        >>> hits.success.shape
+        torch.Size([3])
+    """
+    if steps < 1 or restarts < 1:
+        raise PolycertError(f"an attack needs steps and restarts of at least 1, got {steps} and {restarts}")
+    network, given = as_inputs(net, x)
+    graph, inputs = network.bind(), given.to(network.dtype)
+    with torch.no_grad():
+        label = as_labels(y, graph.forward(inputs).argmax(1), classes_of(graph))
+    position = torch.arange(len(inputs))
+    return strike(graph, ball.at(inputs), label, position, steps=steps, restarts=restarts, seed=seed)
+
+
+def strike(
+    graph: Graph,
+    region: Region,
+    label: Tensor,
+    position: Tensor,
+    *,
+    steps: int,
+    restarts: int,
+    seed: int,
+    until_success: bool = False,
+) -> Attack:
+    """`attack` on sets that are there already; with `until_success`, samples that are broken are left alone."""
+    best = region.x.clone()
+    with torch.no_grad():
+        outputs = graph.forward(best)
+    lowest, order = margin_of(outputs, label), _nearest(outputs, label)
+    for restart in range(max(restarts, 1)):
+        left = (lowest > 0).nonzero().squeeze(1) if until_success else torch.arange(len(best), device=best.device)
+        if len(left) == 0:
+            break
+        here = region[left]
+        start = here.x if restart == 0 else _random_points(here, seed, restart, position[left.to(position.device)])
+        target = None if restart < 2 else order[left, (restart - 2) % order.shape[1]]
+        points, margin = descend_with_momentum(graph, here, label[left], start, target=target, steps=steps)
+        better = margin < lowest[left]
+        lowest[left] = torch.where(better, margin, lowest[left])
+        best[left] = torch.where(over(better, points), points, best[left])
+    return Attack(best, lowest <= 0, lowest)
+
+
+def descend_with_momentum(
+    graph: Graph, region: Region, label: Tensor, start: Tensor, *, target: Tensor | None, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Descent of the margin (to one target class, if given) with momentum and a step that halves where it stops paying.
+
+    Returns the points of least margin and that margin, to all other classes.
+    """
+    points = previous = start.detach().clone()
+    best, lowest = points, torch.full_like(region.radius, torch.inf)
+    best_aim, step = lowest.clone(), 2 * region.radius
+    paid = torch.zeros_like(step)
+    before_aim, before_step, since = best_aim.clone(), step.clone(), 0
+    checks = _checkpoints(steps)
+    for k in range(steps + 1):
+        aim, margin, slope = _aim(graph, points, label, target)
+        with torch.no_grad():
+            lower = margin < lowest
+            lowest = torch.where(lower, margin, lowest)
+            best = torch.where(over(lower, points), points, best)
+            paid, best_aim = paid + (aim < best_aim), torch.minimum(aim, best_aim)
+            since += 1
+            if k in checks:
+                stalled = (paid < 0.75 * since) | ((step == before_step) & (best_aim == before_aim))
+                before_aim, before_step = best_aim.clone(), step.clone()
+                step = torch.where(stalled, step / 2, step)
+                points = torch.where(over(stalled, points), best, points)
+                paid, since = torch.zeros_like(paid), 0
+            ahead = region.project(points - steepest(slope, region.norm) * over(step, points))
+            mixed = points + (0.75 * (ahead - points) + 0.25 * (points - previous) if k else ahead - points)
+            points, previous = region.project(mixed), points
+    return best, lowest
+
+
+def _aim(graph: Graph, points: Tensor, label: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What is descended, the margin to all classes, and the slope of the former."""
+    with torch.enable_grad():
+        leaf = points.detach().requires_grad_()
+        outputs = graph.forward(leaf)
+        margin = margin_of(outputs, label)
+        aim = margin if target is None else _pick(outputs, label) - _pick(outputs, target)
+        (slope,) = torch.autograd.grad(aim.sum(), leaf)
+    return aim.detach(), margin.detach(), slope
+
+
+def _checkpoints(steps: int) -> set[int]:
+    """When the step may halve: after 22 % of the steps, then more and more often."""
+    found, at, gap = set(), 0.0, 0.22
+    while at + gap < 1:
+        at += gap
+        found.add(math.ceil(at * steps))
+        gap = max(gap - 0.03, 0.06)
+    return found
+
+
+def _nearest(outputs: Tensor, label: Tensor) -> Tensor:
+    """The other classes, by falling score: `[batch, classes - 1]`."""
+    return outputs.scatter(1, label[:, None], -torch.inf).argsort(1, descending=True)[:, :-1]
+
+
+def margin_of(outputs: Tensor, label: Tensor) -> Tensor:
+    """`z_label - max of the others`, `[batch]`."""
+    return _pick(outputs, label) - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
+
+
+def likelihood_of(outputs: Tensor, label: Tensor) -> Tensor:
+    """The logarithm of the label's likelihood, `[batch]`: minus the cross-entropy, which Madry et al. 2018 ascend."""
+    return -F.cross_entropy(outputs, label, reduction="none")
+
+
+def descend(
+    graph: Graph,
+    region: Region,
+    label: Tensor,
+    start: Tensor,
+    *,
+    steps: int,
+    step: float,
+    fixed: bool = False,
+    aim: Callable[[Tensor, Tensor], Tensor] = margin_of,
+) -> Tensor:
+    """Steepest descent of the `aim` in the ball's own norm; `step` is in units of eps, shrinking unless `fixed`."""
+    points = start.detach().clone()
+    for k in range(steps):
+        points.requires_grad_(True)
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(aim(graph.forward(points), label).sum(), points)
+        size = step if fixed else step * 0.5 * (1 + math.cos(math.pi * k / steps))
+        with torch.no_grad():
+            move = steepest(slope, region.norm) * over(region.radius * size, points)
+            points = region.project(points - move)
+    return points.detach()
+
+
+def steepest(slope: Tensor, norm: float) -> Tensor:
+    """The direction of unit length in the norm along which the form with these coefficients rises most."""
+    if math.isinf(norm):
+        return slope.sign()
+    # Close to p = 1 the exact direction moves one coordinate at a time, which searches badly.
+    power = 1 / (max(norm, 1.5) - 1)
+    top = over(slope.abs().flatten(1).amax(1).clamp(min=1e-30), slope)
+    direction = slope.sign() * (slope.abs() / top) ** power
+    length = power_norm(direction.flatten(1).abs(), norm).clamp(min=1e-30)
+    return direction / over(length, direction)
+
+
+def _random_points(region: Region, seed: int, restart: int, position: Tensor) -> Tensor:
+    """A random point for each sample, drawn from its own stream."""
+    draws = []
+    for place in position.tolist():
+        stream = np.random.SeedSequence([seed % 2**63, restart, place])
+        draws.append(np.random.default_rng(stream).uniform(-1, 1, region.x.shape[1:]))
+    noise = torch.from_numpy(np.stack(draws)).to(region.x)
+    return region.project(region.x + noise * over(region.radius, region.x))
+
+
+def _pick(outputs: Tensor, entry: Tensor) -> Tensor:
+    """One entry of each row."""
+    return outputs.gather(1, entry[:, None]).squeeze(1)
+
+
+def over(values: Tensor, like: Tensor) -> Tensor:
+    """One value per sample, shaped to multiply samples."""
+    return values.reshape(-1, *(1,) * (like.dim() - 1))

@@ -1,0 +1,1 @@
+"""From bounds to envelopes, and from envelopes to certified radii."""

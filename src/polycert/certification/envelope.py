@@ -1,0 +1,188 @@
+"""The polyhedral envelope: one half-space per other class, and how far the sample is from its border."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polycert.bounding.backward import LOWER, Bound
+from polycert.bounding.methods import get_method, passes
+from polycert.errors import PolycertError
+from polycert.forms import Dense, Differences, Form
+from polycert.forms.row_products import rows_dot
+from polycert.graph import Graph
+from polycert.sets.ball import Region
+from polycert.sets.geometry import dual_norm, least_norm
+from polycert.sets.rounding import Rounding, at_least
+
+# A finite stand-in for "infinitely far" in signed distances, beyond any hinge.
+FAR = 1e6
+
+
+@dataclass(frozen=True, eq=False)
+class Envelope:
+    """`margin_i(x') >= slope_i . x' + offset_i` for all x' in the region, one row for each other class (Eq. (4)).
+
+    Attributes:
+        slope: U, `[batch, classes - 1, *input_shape]`.
+        offset: `[batch, classes - 1]`; in a rigorous run already lowered by `slack`.
+        classes: the other class of each row, `[batch, classes - 1]`.
+        region: where it holds.
+        slack: the rounding error that was taken off the offset, or None.
+        rounding: the error model of the run, or None.
+    """
+
+    slope: Tensor
+    offset: Tensor
+    classes: Tensor
+    region: Region
+    slack: Tensor | None = None
+    rounding: Rounding | None = None
+
+    def margins(self) -> Tensor:
+        """Lower bounds of the margins over the whole region, `[batch, classes - 1]`; ball and box taken jointly."""
+        return at_least(self.region.extremes(Dense(self.slope), self.rounding, joint=True)[0] + self.offset)
+
+    def values_at_x(self) -> Tensor:
+        """Lower bounds of the margins at the sample itself, up to rounding, `[batch, classes - 1]`."""
+        return rows_dot(self.slope.flatten(2), self.region.x.flatten(1)) + self.offset
+
+    def distances(self, signed: bool = False) -> Tensor:
+        """Distance from the sample to each half-space inside the box (Lemma 1, Algorithm 1), `[batch, classes - 1]`.
+
+        0 where the sample itself is not inside; infinite where the hyperplane misses the box. Signed distances, for
+        training, are negative outside and always finite. Differentiable; in a rigorous run rounded down.
+        """
+        weight, down, up, gap = self._problem()
+        if not signed:
+            caps = None if down is None or up is None else torch.where(self._falls, down, up)
+            return least_norm(weight, caps, gap, self.region.norm, self._relative)
+        return _signed(weight, down, up, gap, self._falls, self.region.norm)
+
+    def distances_from(self, x: Tensor) -> Tensor:
+        """Signed distances from other points of the box, such as adversarial ones (PER+at, Section III-B)."""
+        moved = Region(x, self.region.norm, self.region.eps, self.region.low, self.region.high, self.region.minimum)
+        return Envelope(self.slope, self.offset, self.classes, moved).distances(signed=True)
+
+    @property
+    def _relative(self) -> float:
+        terms = self.slope[0, 0].numel() + 64
+        return 0.0 if self.rounding is None else Rounding(torch.float64, 8).gamma(terms)
+
+    @property
+    def _falls(self) -> Tensor:
+        """Where going down lowers the form."""
+        return self.slope.flatten(2) > 0
+
+    def _problem(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """|a|, the rooms below and above, and the gap b = U x + p; in float64 for a rigorous run."""
+        dtype = self.slope.dtype if self.rounding is None else torch.float64
+        region = self.region.to(dtype)
+        coef = self.slope.flatten(2).to(dtype)
+        gap = at_least(rows_dot(coef, region.x.flatten(1)) + self.offset.to(dtype))
+        rooms = region.box_rooms()
+        if rooms is None:
+            return coef.abs(), None, None, gap
+        widen = 1 if self.rounding is None else 1 + 1e-15
+        down, up = (room.flatten(1).unsqueeze(1) * widen for room in rooms)
+        return coef.abs(), down, up, gap
+
+    def select(self, samples: Tensor, rows: Tensor) -> Envelope:
+        """Some rows, each as a sample of its own with one row (`samples` and `rows` are parallel indices)."""
+        return Envelope(
+            self.slope[samples, rows].unsqueeze(1),
+            self.offset[samples, rows].unsqueeze(1),
+            self.classes[samples, rows].unsqueeze(1),
+            self.region[samples],
+            None if self.slack is None else self.slack[samples, rows].unsqueeze(1),
+            self.rounding,
+        )
+
+
+def _signed(weight: Tensor, down: Tensor | None, up: Tensor | None, gap: Tensor, falls: Tensor, norm: float) -> Tensor:
+    """`sign(b) ||delta||` to the hyperplane inside the box; finite, with finite gradients, whatever the box."""
+    inside = gap > 0
+    need = torch.where(inside, gap, -gap)
+    lemma = need / dual_norm(weight, norm).clamp(min=1e-6)
+    if down is None or up is None:
+        return torch.where(inside, lemma, -lemma)
+    # Outside, the form has to rise: the rooms swap.
+    caps = torch.where(falls == inside.unsqueeze(2), down, up)
+    joint = least_norm(weight, caps, need, norm)
+    missed = torch.isinf(joint)
+    far = torch.full_like(lemma, FAR)
+    joint = torch.where(missed, torch.zeros_like(joint), joint)
+    positive = torch.where(missed, far, joint)
+    negative = torch.where(missed, lemma, joint)
+    return torch.where(inside, positive, -negative)
+
+
+class Margins(NamedTuple):
+    """The classes that a label is compared with."""
+
+    form: Form
+    classes: Tensor
+
+
+def margin_rows(graph: Graph, label: Tensor) -> Margins:
+    """Rows `z_label - z_i` for all other classes i, over the network's output."""
+    count = classes_of(graph)
+    grid = torch.arange(count - 1, device=label.device).expand(len(label), -1)
+    others = grid + (grid >= label[:, None]).long()
+    like = torch.empty(0, dtype=graph.dtype, device=graph.device)
+    return Margins(Differences(label, others, count, like), others)
+
+
+def classes_of(graph: Graph) -> int:
+    """The number of classes, checked."""
+    if len(graph.output_shape) != 1 or graph.output_shape[0] < 2:
+        raise PolycertError(
+            f"a classifier has one output per class, at least 2, but this network's output has shape "
+            f"{graph.output_shape}: use pc.bounds for other outputs"
+        )
+    return graph.output_shape[0]
+
+
+def envelopes(
+    graph: Graph, region: Region, label: Tensor, method: str, relaxation: str, rounding: Rounding | None
+) -> list[Envelope]:
+    """The envelopes of a batch, one for each relaxation in use."""
+    form, classes = margin_rows(graph, label)
+    final = get_method(method).final
+    runs = passes(graph, region, method, relaxation, rounding)
+    return [_envelope(final(run, form, LOWER), classes, region, rounding) for run in runs]
+
+
+def _envelope(bound: Bound, classes: Tensor, region: Region, rounding: Rounding | None) -> Envelope:
+    slope = bound.form.dense().coef
+    batch = max(len(region.x), slope.shape[0])
+    return Envelope(slope.expand(batch, *slope.shape[1:]), bound.offset, classes, region, bound.slack, rounding)
+
+
+def better(first: Envelope, second: Envelope) -> Envelope:
+    """Row by row, the envelope whose border is farther; equally far ones by the margin."""
+    if first is second:
+        return first
+    near, far = first.distances(), second.distances()
+    capped = [d.clamp(max=math.inf).minimum(first.region.eps[:, None].to(d)) for d in (near, far)]
+    take = (capped[1] > capped[0]) | ((capped[1] == capped[0]) & (second.margins() > first.margins()))
+
+    def pick(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(take.reshape(*take.shape, *(1,) * (a.dim() - 2)), b, a)
+
+    slack = None if first.slack is None or second.slack is None else pick(first.slack, second.slack)
+    return Envelope(
+        pick(first.slope, second.slope),
+        pick(first.offset, second.offset),
+        first.classes,
+        first.region,
+        slack,
+        first.rounding,
+    )
+
+
+__all__ = ["Envelope", "better", "classes_of", "envelopes", "margin_rows"]

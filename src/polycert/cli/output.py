@@ -1,0 +1,82 @@
+"""The end of a command: records, the summary, the exit status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from polycert.cli.exit_status import INTERRUPTED, tell
+from polycert.cli.options import Task
+from polycert.cli.samples import Job, Plan
+from polycert.records.certificates import save_frame
+from polycert.sets.ball import eps_text, norm_text
+
+Rows = dict[str, str]
+
+
+class Ended(NamedTuple):
+    """How many samples were finished, and in what time."""
+
+    finished: int
+    seconds: float
+
+
+def clean_error(job: Job, per_cent: float) -> str:
+    """The share of wrong predictions, where there are labels."""
+    return "- (no labels)" if job.y is None else f"{per_cent:.2f} %"
+
+
+def about_set(asked: Plan) -> Rows:
+    """The norm and the box."""
+    low = "-inf" if asked.low is None else f"{asked.low:g}"
+    high = "inf" if asked.high is None else f"{asked.high:g}"
+    return {"norm": norm_text(asked.norm), "box": f"[{low}, {high}]"}
+
+
+def finish(options: Task, job: Job, done: Ended, frame: pd.DataFrame, rows: Rows) -> None:
+    """Records first, so that a closed pipe loses nothing; then the summary and the exit status."""
+    if options.out is not None:
+        save_frame(frame, options.out)
+    rows = {"samples (n)": str(len(frame)), **rows, "seconds": f"{done.seconds:.2f}"}
+    _show(f"{Path(options.model).name} on {job.source}, {len(frame)} of {job.total} samples", rows)
+    where = "" if options.out is None else f", written to {options.out}"
+    if done.finished < len(job.x):
+        tell(f"interrupted: {done.finished} of {len(job.x)} samples were finished{where}", style="yellow")
+        raise typer.Exit(INTERRUPTED)
+    if options.out is not None and not options.quiet:
+        tell(f"{done.finished} records{where}")
+
+
+def show_record(title: str, record: dict[str, Any]) -> None:
+    """The figures of an evaluation with their 95 % intervals."""
+    rows = {"samples (n)": str(record["n"])}
+    rows |= {name: _figure(name, record[name], *record["intervals"][name]) for name in record["intervals"]}
+    rows |= {"eps": eps_text(record["eps"]), "norm": record["norm"]}
+    if "parameter_norm" in record:
+        rows["parameter norm"] = f"{record['parameter_norm']:.5g}"
+    _show(title, rows | {"seconds": f"{record['seconds']['total']:.1f}"})
+
+
+def _figure(name: str, value: Any, low: float | None, high: float | None) -> str:
+    if name == "CRE_exact":
+        return f"[{value[0]:.2f}, {value[1]:.2f}] %  ({low:.2f} … {high:.2f})"
+    if name.startswith(("CTE", "PGD", "CRE")):
+        return f"{value:.2f} %  ({low:.2f} … {high:.2f})"
+    return f"{value:.5g}" if low is None or high is None else f"{value:.5g}  ({low:.5g} … {high:.5g})"
+
+
+def _show(title: str, rows: Rows) -> None:
+    """All in one piece: a reader such as `head` may close the pipe after its first lines."""
+    table = Table(show_header=False, box=box.SIMPLE)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    Console(highlight=False).print(Group(Text(title, no_wrap=True, overflow="ignore"), table), crop=False)

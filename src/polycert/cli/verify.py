@@ -1,0 +1,201 @@
+"""`polycert verify` and `polycert attack`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from rich.progress import Progress
+from torch import Tensor
+
+from polycert.attacks.pgd import strike
+from polycert.certification.envelope import classes_of
+from polycert.cli import option_values
+from polycert.cli.exit_status import BadUsage, tell, usage
+from polycert.cli.options import AttackOptions, VerifyOptions
+from polycert.cli.output import Ended, about_set, clean_error, finish
+from polycert.cli.progress import Advance, in_slices, progress_bar
+from polycert.cli.samples import Job, plan, prepare
+from polycert.graph.inputs import as_labels
+from polycert.records.certificates import check_output, whole_file
+from polycert.runtime.distributed import Processes, processes
+from polycert.sets.ball import Ball, norm_text
+from polycert.verification.milp import get_solver
+from polycert.verification.question import Question, Settings
+from polycert.verification.status import FALSIFIED, ROBUST, SOLVER, UNKNOWN, Decision
+from polycert.verification.verdicts import Verdicts
+from polycert.verification.verify import ask, collect, decisions
+
+
+def verify_command(options: VerifyOptions) -> None:
+    """Decide, save, summarise."""
+    with usage():
+        if not options.eps:
+            raise BadUsage("give --eps NUMBER, or a VNN-LIB property after an .onnx network")
+        if options.out is not None:
+            check_output(options.out)
+        asked = plan(options)
+        ball = Ball(asked.norm, option_values.number(options.eps, "--eps"), asked.low, asked.high)
+        timeout, total = (
+            option_values.number(options.timeout, "--timeout"),
+            option_values.number(options.total, "--total"),
+        )
+        if not timeout > 0 or not total > 0:
+            raise BadUsage(f"--timeout and --total must be above 0, got {options.timeout} and {options.total}")
+        get_solver(options.solver)
+    settings = Settings(timeout=timeout, solver=options.solver, seed=options.seed)
+    if asked.memory is not None:
+        settings = replace(settings, memory=asked.memory)
+    clock = time.perf_counter()
+    with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
+        job = prepare(options, ball, asked)
+        question = ask(job.network, job.x, job.y, ball, settings, job.index)
+        mine = torch.tensor(list(team.share(len(question))), dtype=torch.long)
+        own = _decide(options, job, question.part(mine), total, team, bar)
+        found = dict(team.gather([(int(mine[place]), decision) for place, decision in own.items()]))
+    if not team.first:
+        return
+    verdicts = collect(question, found)
+    if options.out is not None:
+        _save_counterexamples(verdicts, options.out)
+    resumed = sum(decision.resumed for decision in found.values())
+    if resumed and not options.quiet:
+        tell(f"{resumed} of {len(found)} verdicts were taken over from the journal of an earlier run")
+    done = Ended(len(found), time.perf_counter() - clock)
+    frame = verdicts.to_frame()
+    finish(options, job, done, frame, _summary(job, verdicts, frame) | {"eps": options.eps} | about_set(asked))
+
+
+def _decide(
+    options: VerifyOptions, job: Job, question: Question, total: float, team: Processes, bar: Progress
+) -> dict[int, Decision]:
+    """A process's decisions, or those made before Ctrl-C."""
+    found: dict[int, Decision] = {}
+    counts: Counter[str] = Counter()
+    workers = options.workers or max(1, (os.cpu_count() or 1) // team.count)
+    journal = None if options.out is None else journal_of(options.out, team.rank)
+    try:
+        with closing(decisions(question, batch=job.batch, workers=workers, total=total, journal=journal)) as verdicts:
+            for position, decision in verdicts:
+                decision = decision.trusting() if options.trust_solver else decision
+                found[position] = decision
+                counts[decision.status] += 1
+                text = ", ".join(f"{counts[name]} {name}" for name in (ROBUST, FALSIFIED, UNKNOWN))
+                bar.update(bar.task_ids[0], description=text, total=len(question), completed=len(found))
+    except KeyboardInterrupt:
+        if not found:
+            raise
+    return found
+
+
+def journal_of(out: Path, rank: int = 0) -> Path:
+    """Where a process's decisions are kept while they come in, beside the records."""
+    return out.with_name(f"{out.name}{rank or ''}.journal")
+
+
+def counterexamples_of(out: Path) -> Path:
+    """Where the counterexamples go, beside the records."""
+    return out.with_name(f"{out.stem}.counterexamples.npz")
+
+
+def _save_counterexamples(verdicts: Verdicts, out: Path) -> None:
+    with whole_file(counterexamples_of(out)) as name, name.open("wb") as file:
+        index, inputs = verdicts.arrays()
+        np.savez_compressed(file, index=index, x=inputs)
+
+
+def _summary(job: Job, verdicts: Verdicts, frame: pd.DataFrame) -> dict[str, str]:
+    lower, upper = verdicts.interval()
+    counts = frame["status"].value_counts()
+    wrong = 100 * float((frame["prediction"] != frame["label"]).mean())
+    believed = frame[frame["proof"] == SOLVER]
+    solver, trusted = len(believed), bool((believed["status"] == ROBUST).any())
+    return {
+        "clean error (CTE)": clean_error(job, wrong),
+        "robust error (CRE exact)": f"[{lower:.2f}, {upper:.2f}] %",
+        **{status: str(counts.get(status, 0)) for status in (ROBUST, FALSIFIED, UNKNOWN)},
+        "by stage": ", ".join(f"{stage} {count}" for stage, count in frame["stage"].value_counts().items()),
+        "believed by a solver alone": f"{solver} ({'counted as robust' if trusted else 'unknown'})",
+    }
+
+
+class Struck(NamedTuple):
+    """Attacked samples: a slice of the records."""
+
+    frame: pd.DataFrame
+    inputs: Tensor
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+
+def attack_command(options: AttackOptions) -> None:
+    """Attack, save, summarise."""
+    with usage():
+        if options.out is not None:
+            check_output(options.out)
+        asked = plan(options)
+        ball = Ball(asked.norm, option_values.number(options.eps, "--eps"), asked.low, asked.high)
+
+    def ask_slice(x: Tensor, y: Tensor | None, index: Tensor, progress: Advance) -> Struck:
+        graph = job.network.bind()
+        inputs = x.to(graph.dtype)
+        with torch.no_grad():
+            prediction = graph.forward(inputs).argmax(1)
+        label = as_labels(y, prediction, classes_of(graph))
+        hits = strike(
+            graph,
+            ball.at(inputs),
+            label,
+            index,
+            steps=options.steps,
+            restarts=options.restarts,
+            seed=options.seed,
+        )
+        columns = {
+            "index": index,
+            "label": label,
+            "prediction": prediction,
+            "success": hits.success,
+            "margin": hits.margin.double(),
+        }
+        frame = pd.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
+        return Struck(frame, hits.inputs.cpu())
+
+    with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
+        job = prepare(options, ball, asked)
+        done = in_slices(job, bar, "attacking", ask_slice, team)
+    if not team.first:
+        return
+    frame = pd.concat([part.frame for part in done.parts], ignore_index=True).assign(
+        eps=float(ball.eps),
+        norm=norm_text(asked.norm),
+        steps=options.steps,
+        restarts=options.restarts,
+        seed=options.seed,
+    )
+    if options.out is not None:
+        _save_points(frame, torch.cat([part.inputs for part in done.parts]), options.out)
+    rows = {
+        "clean error (CTE)": clean_error(job, 100 * float((frame["prediction"] != frame["label"]).mean())),
+        "error under attack": f"{100 * float(frame['success'].mean()):.2f} %",
+        "mean of the least margins": f"{frame['margin'].mean():.5g}",
+        "steps, restarts": f"{options.steps}, {options.restarts}",
+        "eps": options.eps,
+    }
+    finish(options, job, Ended(done.count, done.seconds), frame, rows | about_set(asked))
+
+
+def _save_points(frame: pd.DataFrame, inputs: Tensor, out: Path) -> None:
+    """The points that broke their samples."""
+    broken = frame["success"].to_numpy()
+    with whole_file(counterexamples_of(out)) as name, name.open("wb") as file:
+        np.savez_compressed(file, index=frame["index"].to_numpy()[broken], x=inputs.numpy()[broken])

@@ -1,0 +1,58 @@
+"""`polycert verify NET.onnx PROPERTY.vnnlib`: the answer first, then the counterexample in the competition's format."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+from polycert.cli import option_values
+from polycert.cli.exit_status import BadUsage
+from polycert.cli.options import VerifyOptions
+from polycert.errors import PolycertError
+from polycert.graph.onnx import read_onnx
+from polycert.records.certificates import whole_file
+from polycert.verification.vnnlib import Decision, decide, read_property
+
+HEEDED = {"model", "asked", "timeout", "seed", "threads", "out", "quiet", "debug"}  # what a property leaves open
+
+
+def verify_property(options: VerifyOptions) -> None:
+    """Decide a property; print the answer, and write it to a file as well if one is given."""
+    model, out, timeout = Path(options.model), options.out, option_values.number(options.timeout, "--timeout")
+    assert options.asked is not None
+    unheeded = [item.name for item in fields(options) if item.name not in HEEDED]
+    given = [name for name in unheeded if getattr(options, name) != getattr(VerifyOptions, name)]
+    if given:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise BadUsage(f"a property speaks for itself: leave out {flags}")
+    if model.suffix != ".onnx":
+        raise BadUsage(f"a VNN-LIB property is about an .onnx file, got {options.model!r}")
+    if not timeout > 0:
+        raise BadUsage(f"--timeout must be a positive number of seconds, got {options.timeout}")
+    if out is not None and not out.resolve().parent.is_dir():
+        raise BadUsage(f"cannot write {str(out)!r}: its folder does not exist; make it first")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if not model.is_file():
+        raise PolycertError(f"there is no file {options.model!r}")
+    text = answer(decide(read_onnx(model), read_property(options.asked), timeout=timeout, seed=options.seed))
+    if out is not None:
+        with whole_file(out) as name:
+            Path(name).write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+
+
+def answer(decision: Decision) -> str:
+    """The status in the first line; for `sat` the input and output as one S-expression."""
+    if decision.witness is None:
+        return f"{decision.status}\n"
+    parts = [f"({name}_{k} {value!r})" for name, values in _named(decision) for k, value in enumerate(values)]
+    return f"{decision.status}\n({chr(10).join(parts)})\n"
+
+
+def _named(decision: Decision) -> list[tuple[str, list[float]]]:
+    assert decision.witness is not None
+    return [("X", decision.witness.x.tolist()), ("Y", decision.witness.y.tolist())]

@@ -1,0 +1,205 @@
+"""`evaluate`: a network on labelled samples, all figures of a table's row at once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from polycert import __version__
+from polycert.evaluation.attacks import describe
+from polycert.evaluation.exact import Exact, settle
+from polycert.evaluation.measurements import Part, Store, joined, slices
+from polycert.evaluation.parameter_norms import parameter_record
+from polycert.evaluation.record_files import Evaluation, beside, check_record
+from polycert.evaluation.settings import Settings, Stage, Task, make_task, one_eps, usual_upper
+from polycert.evaluation.table_row import summary
+from polycert.graph import Network
+from polycert.runtime.distributed import Processes
+from polycert.sets.ball import Array, Ball, norm_text
+
+Report = Callable[[int, int, str], None]  # samples finished, samples in all, what is being done
+FACTS = ("model", "dataset", "architecture", "activation", "norm", "eps", "method", "seed")
+ALONE = Processes()
+
+
+def evaluate(
+    net: Network | nn.Module,
+    x: Array,
+    y: Array,
+    ball: Ball,
+    *,
+    about: Mapping[str, Any] | None = None,
+    upper: float | None = None,
+    tolerance: float = 1e-4,
+    steps: int = 50,
+    restarts: int = 4,
+    samples: bool = False,
+    search_limit: int | None = None,
+    exact: float | None = None,
+    exact_timeout: float = 60.0,
+    exact_limit: int | None = None,
+    workers: int = 1,
+    rigorous: bool = True,
+    out: str | Path | None = None,
+    batch_size: int | None = None,
+    memory: int | None = None,
+    threads: int = 1,
+    seed: int = 0,
+    progress: Report | None = None,
+) -> Evaluation:
+    """Measure everything that a row of the paper's tables shows, and more.
+
+    Args:
+        net: from `capture` or `load`, or a module.
+        x: inputs `[n, *input_shape]`; y: labels `[n]`.
+        ball: the set around each sample, with one eps for all.
+        about: what else the record shall say: `model`, `dataset`, `architecture`, `activation`, `method`, `seed`, …;
+            `test_leak` (`batch`, `start`, `stop`) marks positions that training has seen.
+        upper: largest radius of interest in searches (four times eps if not given); tolerance: of what they find.
+        steps, restarts, seed: of the stronger attack.
+        samples: find the nearest counterexample of each sample as well.
+        search_limit: search only the first so many samples.
+        exact: seconds in which what bounds leave open is settled, or None to leave it; exact_timeout: seconds for each
+            sample; exact_limit: settle only the first so many samples; workers: processes that do it.
+        rigorous: cover every rounding error in what is called proved.
+        out: a `.json` file to write the record to, with the other files of `Evaluation.save` beside it. Finished
+            slices are kept there until then, so that the same call goes on where it was interrupted; exact verdicts
+            keep a journal.
+        batch_size, memory, threads: as in `certify`.
+        progress: called with (samples finished, samples in all, what is being done).
+
+    No parameter's `.grad` and no global random state is touched.
+
+    Example:
+        >>> found = evaluate(torch.nn.Linear(2, 2), torch.rand(5, 2), torch.zeros(5, dtype=int), Ball(eps=0.1))
+        >>> found.record["n"]
+        5
+    """
+    settings = Settings(
+        upper=usual_upper((about or {}).get("dataset"), ball.norm, one_eps(ball)) if upper is None else upper,
+        tolerance=tolerance,
+        steps=steps,
+        restarts=restarts,
+        seed=seed,
+        samples=samples,
+        search_limit=search_limit,
+        rigorous=rigorous,
+    )
+    target = None if out is None else check_record(out)
+    effort = None
+    if exact is not None:
+        effort = Exact(seconds=exact, timeout=exact_timeout, limit=exact_limit, workers=workers)
+    task = make_task(net, x, y, ball, settings, batch_size=batch_size, memory=memory, threads=threads)
+    found = run(task, about or {}, effort, target, ALONE, progress)
+    assert found is not None  # one process has it all
+    return found
+
+
+def run(
+    task: Task,
+    about: Mapping[str, Any],
+    exact: Exact | None,
+    out: Path | None,
+    team: Processes,
+    report: Report | None = None,
+) -> Evaluation | None:
+    """A process's share of the samples measured; the first process writes and gets the evaluation, the others None."""
+    store = Store(None if out is None else beside(out, "parts"))
+    with store.locked(team.rank):
+        everything = team.gather(_measured(task, exact, out, team, store, report))
+        if not team.first:
+            return None
+        whole = joined(everything)
+        points = whole.points if task.settings.samples else None
+        record = make_record(task, about, whole, exact)
+        found = Evaluation(record, whole.columns, task.x.cpu().numpy(), points, whole.resumed)
+        if out is not None:
+            found.save(out)
+            store.clear()
+        return found
+
+
+def _measured(
+    task: Task, exact: Exact | None, out: Path | None, team: Processes, store: Store, report: Report | None
+) -> list[Part]:
+    """A process's slices, or with exact verdicts all of them as one."""
+    parts = slices(len(task))
+    mine = [parts[k] for k in team.share(len(parts))]
+    tell = _Teller(report, sum(here.stop - here.start for here in mine))
+    measured = []
+    for here in mine:
+        measured.append(store.measured(task.part(here), tell.stage))
+        tell.finished(len(measured[-1]))
+    if exact is None or not mine:
+        return measured
+    journal = None if out is None else beside(out, f"exact{team.rank or ''}.journal")
+    own = slice(mine[0].start, mine[-1].stop)
+    return [_settled(task.part(own), joined(measured), exact, own.start, journal, tell.stage)]
+
+
+class _Teller:
+    """Turns what stages report into what the caller hears."""
+
+    def __init__(self, report: Report | None, total: int) -> None:
+        self.report, self.total, self.done = report, total, 0
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        """Within a slice."""
+        if self.report is not None:
+            self.report(self.done, self.total, f"{text} {done}/{total}")
+
+    def finished(self, count: int) -> None:
+        """A slice is done."""
+        self.done += count
+        self.stage("slice", count, count)
+
+
+def _settled(task: Task, part: Part, exact: Exact, begin: int, journal: Path | None, stage: Stage) -> Part:
+    """With a column `status`: empty beyond the limit."""
+    clock = time.perf_counter()
+    count = min(len(task), max((exact.limit or math.inf) - begin, 0))
+    few = slice(0, int(count))
+    status = np.full(len(task), "", dtype=object)
+    resumed = part.resumed
+    if count:
+        columns = {name: values[few] for name, values in part.columns.items()}
+        status[few], taken = settle(task.part(few), columns, part.hits[few], exact, journal, stage)
+        resumed = resumed | {"exact verdicts": taken}
+    seconds = part.seconds | {"exact": time.perf_counter() - clock}
+    return replace(part, columns=part.columns | {"status": status}, seconds=seconds, resumed=resumed)
+
+
+def make_record(task: Task, about: Mapping[str, Any], whole: Part, exact: Exact | None) -> dict[str, Any]:
+    """The row: facts, figures, and how they were found."""
+    settings, leak = task.settings, about.get("test_leak")
+    facts = {**about, "norm": norm_text(task.ball.norm), "eps": task.eps}
+    record: dict[str, Any] = {name: facts[name] for name in FACTS if facts.get(name) is not None}
+    record["attack"] = describe(settings.steps, settings.restarts, settings.seed)
+    record |= summary(whole.columns, task.eps)
+    if leak is not None:
+        clean = ~leaked(whole.columns["index"], leak)
+        if clean.any():
+            record["clean_half"] = summary({k: v[clean] for k, v in whole.columns.items()}, task.eps)
+    record |= {"upper": settings.upper, "tolerance": settings.tolerance, "rigorous": settings.rigorous}
+    if not math.isinf(task.ball.norm):
+        record["minimum"] = task.ball.minimum
+    if exact is not None:
+        record["exact"] = {"seconds": exact.seconds, "timeout": exact.timeout}
+    record |= parameter_record(task.network)
+    seconds = {name: round(value, 2) for name, value in whole.seconds.items()}
+    record["seconds"] = seconds | {"total": round(sum(whole.seconds.values()), 2)}
+    last = {name: about[name] for name in ("command", "training") if name in about}
+    return record | last | {"version": __version__}
+
+
+def leaked(index: np.ndarray, leak: Mapping[str, Any]) -> np.ndarray:
+    """Positions of the test set that training has seen: `start <= i % batch < stop`."""
+    place = index % int(leak["batch"])
+    return (place >= int(leak["start"])) & (place < int(leak["stop"]))

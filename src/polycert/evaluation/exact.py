@@ -1,0 +1,92 @@
+"""Exact verdicts for what bounds leave open."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from polycert.certification.envelope import classes_of
+from polycert.errors import PolycertError
+from polycert.evaluation.settings import Stage, Task
+from polycert.verification.counterexample import Replay
+from polycert.verification.question import Question
+from polycert.verification.question import Settings as Effort
+from polycert.verification.specification import Specification
+from polycert.verification.status import FALSIFIED, ROBUST, UNKNOWN
+from polycert.verification.verify import ask, decisions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """How much exact verdicts may cost.
+
+    Attributes:
+        seconds: for all samples of a process together; timeout: for each sample's search.
+        limit: how many samples are decided, from the first on; None for all.
+        workers: processes of one thread each.
+    """
+
+    seconds: float = math.inf
+    timeout: float = 60.0
+    limit: int | None = None
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0 or not self.timeout > 0:
+            raise PolycertError(f"exact verdicts need seconds above 0, got {self.seconds} and {self.timeout}")
+        if self.limit is not None and self.limit < 1:
+            raise PolycertError(f"the limit of exact verdicts must be at least 1, got {self.limit}")
+
+
+class Settled(NamedTuple):
+    """Verdicts `[n]`, and how many of them were taken over from a journal."""
+
+    status: np.ndarray
+    resumed: int = 0
+
+
+def settle(
+    task: Task, columns: dict[str, np.ndarray], hits: np.ndarray, exact: Exact, journal: Path | None, stage: Stage
+) -> Settled:
+    """`robust`, `falsified` or `unknown` for each sample of the task, `[n]`.
+
+    Rigorous bounds settle most; counterexamples of attacks are replayed in the exact set; the rest is searched.
+    """
+    sure = columns["proved"] & task.settings.rigorous
+    status = np.where(sure, ROBUST, UNKNOWN).astype(object)
+    left = torch.from_numpy(np.flatnonzero(~sure))
+    if len(left) == 0:
+        return Settled(status)
+    effort = Effort(timeout=exact.timeout, seed=task.settings.seed)
+    question = ask(task.network, task.x[left], task.y[left], task.ball, effort, task.index[left])
+    fallen = _replayed(question, columns["attacked"][left], hits[left])
+    status[left[fallen]] = FALSIFIED
+    rest = (~fallen).nonzero().squeeze(1)
+    if len(rest) == 0:
+        return Settled(status)
+    resumed = 0
+    with closing(
+        decisions(question.part(rest), batch=task.batch, workers=exact.workers, total=exact.seconds, journal=journal)
+    ) as verdicts:
+        for done, (position, decision) in enumerate(verdicts, start=1):
+            status[left[rest[position]]] = decision.status
+            resumed += decision.resumed
+            stage("exact verdicts", done, len(rest))
+    return Settled(status, resumed)
+
+
+def _replayed(question: Question, attacked: np.ndarray, hits: np.ndarray) -> torch.Tensor:
+    """Which counterexamples hold in the exact set and in float64, `[n]`; a wrong prediction is left to the search."""
+    classes = classes_of(question.net.own)
+    fallen = torch.zeros(len(question), dtype=torch.bool)
+    for k in np.flatnonzero(attacked).tolist():
+        spec = Specification.margins(int(question.label[k]), classes)
+        replay = Replay(question.net, question.region[slice(k, k + 1)], spec)
+        fallen[k] = replay(torch.from_numpy(hits[k : k + 1])) is not None
+    return fallen

@@ -1,0 +1,165 @@
+"""A slice of samples taken through all measurements, and slices on disk, so that what is measured is not lost."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polycert import __version__
+from polycert.errors import PolycertWarning
+from polycert.evaluation.attacks import attack_all, smallest
+from polycert.evaluation.certified import bound
+from polycert.evaluation.radii import search
+from polycert.evaluation.settings import Stage, Task
+from polycert.graph.fingerprint import fingerprint
+from polycert.records.certificates import whole_file
+from polycert.runtime.locks import locked
+from polycert.runtime.npz import read_arrays
+
+SLICE = 1000  # samples: few enough to lose little, enough for attacks on the few that are not proved
+COLUMN, SECONDS = "column_", "seconds_"
+SEAL = "seal"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What was measured on some samples, as plain arrays."""
+
+    columns: dict[str, np.ndarray]  # [n] each
+    points: np.ndarray  # [n, *shape]: the nearest counterexample, NaN where there is none; one entry if not asked for
+    hits: np.ndarray  # [n, *shape]: a counterexample within eps where `attacked`
+    seconds: dict[str, float]
+    resumed: dict[str, int] = field(default_factory=dict)  # what an earlier run had found already
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+
+def measure(task: Task, stage: Stage) -> Part:
+    """All measurements of some samples."""
+    seconds: dict[str, float] = {}
+    with _clock(seconds, "bounds"):
+        found = bound(task, stage)
+    proved = found["certified"] | found["certified_crown"] | found["certified_ibp"]
+    with _clock(seconds, "search"):
+        found |= search(task, found["radius"].cpu(), stage)
+    with _clock(seconds, "attack"):
+        hits = attack_all(task, proved, stage)
+    points = torch.full_like(task.x[:1], torch.nan)
+    if task.settings.samples:
+        with _clock(seconds, "nearing"):
+            known = torch.fmax(found["largest"].to(task.x.device), found["radius"])
+            nearest = smallest(task, hits, known, stage)
+        found["attack_radius"], points = nearest.radius, nearest.points
+    found |= {"index": task.index, "proved": proved, "pgd": hits.pgd, "attacked": hits.attacked}
+    columns = {name: values.cpu().numpy() for name, values in found.items()}
+    return Part(columns, _plain(points), _plain(hits.points), seconds)
+
+
+def _plain(points: Tensor) -> np.ndarray:
+    return points.float().cpu().numpy()
+
+
+@contextmanager
+def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - begin
+
+
+def joined(parts: list[Part]) -> Part:
+    """Several slices as one; seconds and counts add up."""
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    seconds = {name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds}
+    points, hits = (np.concatenate(arrays) for arrays in zip(*((p.points, p.hits) for p in parts), strict=True))
+    resumed = sum((Counter(part.resumed) for part in parts), Counter())
+    return Part(columns, points, hits, seconds, dict(resumed))
+
+
+@dataclass(frozen=True)
+class Store:
+    """Measured slices in a folder, each under the fingerprint of all that it depends on; None keeps nothing."""
+
+    folder: Path | None
+
+    @contextmanager
+    def locked(self, rank: int) -> Iterator[None]:
+        """Refuses a second process that does the same work."""
+        if self.folder is None:
+            yield
+            return
+        with locked(self.folder.with_suffix(f".lock{rank or ''}")):
+            yield
+
+    def measured(self, task: Task, stage: Stage) -> Part:
+        """A slice from disk, or measured and written there."""
+        if self.folder is None:
+            return measure(task, stage)
+        about = _fingerprint(task)
+        path = self.folder / f"{about}.npz"
+        part = _read(path, about) if path.is_file() else None
+        if part is not None:
+            return replace(part, resumed={"samples": len(part)})
+        part = measure(task, stage)
+        self.folder.mkdir(exist_ok=True)
+        with whole_file(path) as name, name.open("wb") as file:
+            np.savez(file, **_sealed(_flat(part), about))
+        return part
+
+    def clear(self) -> None:
+        """Remove the slices, and the folder unless something else is in it."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        for path in self.folder.glob("*.npz"):
+            path.unlink()
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+
+def _flat(part: Part) -> dict[str, np.ndarray]:
+    seconds = {SECONDS + name: np.array(value) for name, value in part.seconds.items()}
+    return {**{COLUMN + k: v for k, v in part.columns.items()}, **seconds, "points": part.points, "hits": part.hits}
+
+
+def _sealed(arrays: dict[str, np.ndarray], about: str) -> dict[str, Any]:
+    """With a checksum of the arrays and of what they are about."""
+    return {**arrays, SEAL: np.array(fingerprint(about, arrays))}
+
+
+def _read(path: Path, about: str) -> Part | None:
+    """A slice from disk; None, with a warning, if it is not as it was written, or about something else."""
+    try:
+        arrays = read_arrays(path)
+        seal = arrays.pop(SEAL)
+        whole = bool(_sealed(arrays, about)[SEAL] == seal)
+    except Exception:  # damaged files break in many ways
+        whole = False
+    if not whole:
+        warnings.warn(f"{path} is damaged, and its samples are measured again", PolycertWarning, stacklevel=2)
+        return None
+    columns = {name.removeprefix(COLUMN): value for name, value in arrays.items() if name.startswith(COLUMN)}
+    seconds = {name.removeprefix(SECONDS): float(value) for name, value in arrays.items() if name.startswith(SECONDS)}
+    return Part(columns, arrays["points"], arrays["hits"], seconds)
+
+
+def _fingerprint(task: Task) -> str:
+    """Of the network, the ball, the settings and the samples; not of how they are batched."""
+    with torch.no_grad():
+        network = (task.network.bind(), task.network.bind(torch.float64))
+    samples = (task.x, task.y, task.index, task.searched)
+    return fingerprint(__version__, network, task.ball, task.settings, samples)
+
+
+def slices(total: int) -> list[slice]:
+    """All samples in slices."""
+    return [slice(begin, min(begin + SLICE, total)) for begin in range(0, total, SLICE)]

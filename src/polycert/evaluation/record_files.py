@@ -1,0 +1,122 @@
+"""The files of an evaluation: `NAME.json`, and with samples `NAME.samples.parquet` and `NAME.examples.npz`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from polycert.errors import PolycertError
+from polycert.records.certificates import check_output, save_frame, whole_file
+
+COLUMNS = [
+    "index",
+    "label",
+    "prediction",
+    "nearest",
+    "margin",
+    "radius",
+    "certified",
+    "certified_crown",
+    "certified_ibp",
+    "largest",
+    "attacked",
+    "attack_radius",
+    "status",
+    "evaluations_bisection",
+    "evaluations_envelope",
+    "evaluations_root",
+]
+_FLAT_LIST = re.compile(r"\[[^\[\]{}\"]*\]")
+EXAMPLES = 24  # of the samples with the smallest and with the largest certified radius, each
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What `evaluate` found.
+
+    Attributes:
+        record: the row, one JSON object; see the page on evaluation for its keys.
+        columns: what was measured on each sample, arrays `[n]`.
+        inputs: the samples `[n, *shape]`.
+        points: the nearest counterexample of each sample `[n, *shape]`, NaN where none was found; None if not asked.
+        resumed: how many measured `samples` and `exact verdicts` were taken over from an earlier run, where any were.
+    """
+
+    record: dict[str, Any]
+    columns: Mapping[str, np.ndarray]
+    inputs: np.ndarray
+    points: np.ndarray | None
+    resumed: Mapping[str, int] = field(default_factory=dict)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One line for each sample."""
+        frame = pd.DataFrame({name: self.columns[name] for name in COLUMNS if name in self.columns})
+        for name in (name for name in frame.columns if name.startswith("evaluations_")):
+            frame[name] = frame[name].astype("Int64")  # missing where the sample was not searched
+        if "attack_radius" not in frame:
+            frame["attack_radius"] = np.nan
+        status = frame["status"].replace("", None) if "status" in frame else None
+        return frame.assign(status=pd.Series(status, index=frame.index, dtype="object"))[COLUMNS]
+
+    def examples(self) -> dict[str, np.ndarray]:
+        """The samples with the smallest and with the largest certified radius; where those tie, in their order.
+
+        Misclassified samples, whose radius is 0, only fill up: they would be all there is to see.
+        """
+        largest, right = self.columns["largest"], self.columns["prediction"] == self.columns["label"]
+        order = np.argsort(largest, kind="stable")[: int((~np.isnan(largest)).sum())]  # NaN sorts last
+        inner, others = order[right[order]], order[~right[order]]
+        ends = [np.concatenate([way, others])[:EXAMPLES] for way in (inner, inner[::-1])]
+        chosen = np.unique(np.concatenate(ends))
+        points = np.full_like(self.inputs[chosen], np.nan) if self.points is None else self.points[chosen]
+        inputs, found = (np.asarray(values, dtype=np.float32) for values in (self.inputs[chosen], points))
+        return {"index": self.columns["index"][chosen], "input": inputs, "counterexample": found}
+
+    def save(self, path: str | Path) -> None:
+        """Write the record, and the samples if their counterexamples were asked for; each file whole or not at all."""
+        target = check_record(path)
+        if self.points is not None:
+            save_frame(self.to_frame(), beside(target, "samples.parquet"))
+            found = self.examples()
+            with whole_file(beside(target, "examples.npz")) as name, name.open("wb") as file:
+                np.savez_compressed(
+                    file, index=found["index"], input=found["input"], counterexample=found["counterexample"]
+                )
+        with whole_file(target) as name:  # last: where there is a record, all of it is there
+            name.write_text(record_text(self.record), encoding="utf-8")
+
+
+def check_record(path: str | Path) -> Path:
+    """A path that a record can be written to, or a clear error before any work is done."""
+    target = check_output(path)
+    if target.suffix != ".json":
+        raise PolycertError(f"an evaluation is one record: its file must end in .json, got {target.name!r}")
+    return target
+
+
+def beside(path: Path, ending: str) -> Path:
+    """A file of the same evaluation."""
+    return path.with_name(f"{path.stem}.{ending}")
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """A record as JSON, lists of numbers on one line."""
+    text = json.dumps(_finite(record), indent=1)
+    return _FLAT_LIST.sub(lambda found: " ".join(found[0].split()), text) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: such ends of intervals become null."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

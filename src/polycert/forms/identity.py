@@ -1,0 +1,217 @@
+"""Forms that are known without coefficients: the node itself, and differences of its entries."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from polycert.forms.dense import Dense, split_by_sign
+from polycert.forms.form import FlatForm, Form, Pullable, Shape
+from polycert.forms.patches import Patches
+from polycert.forms.selected_patches import Windows
+from polycert.forms.windowed import Windowed
+
+
+@dataclass(frozen=True)
+class Unit(FlatForm):
+    """Rows with one coefficient each."""
+
+    shape: Shape
+    like: Tensor  # carries dtype and device
+
+    @property
+    def length(self) -> int:
+        """A single coefficient."""
+        return 1
+
+    @abstractmethod
+    def one_pixel(self) -> Windowed:
+        """In windows of one pixel, for images."""
+
+    def windows_like(self, other: Windowed) -> Windowed | None:
+        """A window of one pixel with step 1."""
+        return self.one_pixel().windows_like(other) if len(self.shape) == 3 else None
+
+    def negative(self) -> Form:
+        """Minus the coefficient."""
+        return self.scale(-torch.ones(1, *self.shape, dtype=self.like.dtype, device=self.like.device))
+
+    def plus(self, other: Form) -> Form:
+        """Left to the other form, which may have a structure."""
+        return other.plus(self) if not isinstance(other, Unit) else self.dense().plus(other)
+
+
+@dataclass(frozen=True)
+class Identity(Unit):
+    """The rows are the entries of the node themselves, in order, perhaps each times a factor."""
+
+    factor: Tensor | None = None  # [batch or 1, *shape]
+
+    @property
+    def exact(self) -> bool:
+        """The op's own weights, unrounded."""
+        return self.factor is None
+
+    def dot(self, values: Tensor) -> Tensor:
+        """The values themselves."""
+        return (values if self.factor is None else values * self.factor).flatten(1)
+
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """The values themselves."""
+        return (values if self.factor is None else values * self.factor.abs()).flatten(1)
+
+    def scale(self, factor: Tensor) -> Identity:
+        """Factors multiply."""
+        return replace(self, factor=factor if self.factor is None else self.factor * factor)
+
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Identity:
+        """By the sign of the factor."""
+        return self.scale(positive if self.factor is None else torch.where(self.factor >= 0, positive, negative))
+
+    def pull(self, op: Pullable) -> Form:
+        """The op's own rows."""
+        return op.pull_identity(self)
+
+    def dense(self) -> Dense:
+        """A diagonal matrix."""
+        size = math.prod(self.shape)
+        eye = torch.eye(size, dtype=self.like.dtype, device=self.like.device)
+        eye = eye.unsqueeze(0) if self.factor is None else eye * self.factor.flatten(1).unsqueeze(1)
+        return Dense(eye.unflatten(2, self.shape))
+
+    def view(self, shape: Shape) -> Identity:
+        """Rows are counted in memory order, which a reshape keeps."""
+        return Identity(shape, self.like, None if self.factor is None else self.factor.reshape(-1, *shape))
+
+    def one_pixel(self) -> Windowed:
+        """At every point."""
+        channels, height, width = self.shape
+        eye = torch.eye(channels, dtype=self.like.dtype, device=self.like.device)
+        coef = eye.reshape(1, 1, channels, 1, channels, 1)
+        form = Patches(coef, self.shape, (height, width), stride=(1, 1), start=(0, 0), masked=True)
+        return form if self.factor is None else form.scale(self.factor)
+
+
+@dataclass(frozen=True)
+class Selected(Unit):
+    """The rows are some entries of the node, others for each sample, perhaps each times a factor."""
+
+    index: Tensor  # [batch, rows]
+    factor: Tensor | None = None  # [batch, rows]
+
+    @property
+    def exact(self) -> bool:
+        """The op's own weights, unrounded."""
+        return self.factor is None
+
+    def _entries(self, values: Tensor) -> Tensor:
+        """Look the entries of `[batch or 1, *shape]` up: `[batch, rows]`."""
+        return values.flatten(1).expand(self.index.shape[0], -1).gather(1, self.index)
+
+    def dot(self, values: Tensor) -> Tensor:
+        """The entries."""
+        found = self._entries(values)
+        return found if self.factor is None else found * self.factor
+
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """The entries."""
+        found = self._entries(values)
+        return found if self.factor is None else found * self.factor.abs()
+
+    def scale(self, factor: Tensor) -> Selected:
+        """Factors multiply."""
+        found = self._entries(factor)
+        return replace(self, factor=found if self.factor is None else self.factor * found)
+
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Selected:
+        """By the sign of the factor."""
+        if self.factor is None:
+            return self.scale(positive)
+        factor = split_by_sign(self.factor, self._entries(positive), self._entries(negative))
+        return replace(self, factor=factor)
+
+    def pull(self, op: Pullable) -> Form:
+        """The op's own rows."""
+        return op.pull_selected(self)
+
+    def times(self, rows: Tensor) -> Tensor:
+        """The op's rows `[batch, rows, ...]` with the factors."""
+        return rows if self.factor is None else rows * self.factor.reshape(*self.factor.shape, *(1,) * (rows.dim() - 2))
+
+    def dense(self) -> Dense:
+        """One coefficient a row."""
+        size = math.prod(self.shape)
+        coef = torch.zeros(*self.index.shape, size, dtype=self.like.dtype, device=self.like.device)
+        return Dense(self.times(coef.scatter(2, self.index.unsqueeze(2), 1.0).unflatten(2, self.shape)))
+
+    def view(self, shape: Shape) -> Selected:
+        """Entries are counted in memory order, which a reshape keeps."""
+        return replace(self, shape=shape)
+
+    def points(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Channel, line and column of each entry of an image, `[batch, rows]` each."""
+        _, height, width = self.shape
+        pixel = self.index % (height * width)
+        return self.index // (height * width), pixel // width, pixel % width
+
+    def one_pixel(self) -> Windowed:
+        """At the points of the entries."""
+        channel, line, column = self.points()
+        eye = torch.eye(self.shape[0], dtype=self.like.dtype, device=self.like.device)
+        coef = self.times(eye[channel][:, :, None, :, None])
+        grid = (self.shape[1], self.shape[2])
+        return Windows(coef, self.shape, grid, (1, 1), (0, 0), True, self.index, line, column)
+
+
+@dataclass(frozen=True)
+class Differences(FlatForm):
+    """Rows `value[label] - value[other]` of a flat node: the margins of a classifier's outputs."""
+
+    label: Tensor  # [batch]
+    others: Tensor  # [batch, rows]
+    size: int
+    like: Tensor
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """A flat node of `size` entries."""
+        return (self.size,)
+
+    @property
+    def length(self) -> int:
+        """Two coefficients a row."""
+        return 2
+
+    def dot(self, values: Tensor) -> Tensor:
+        """Look the two entries up."""
+        values = values.expand(self.label.shape[0], -1)
+        return values.gather(1, self.label[:, None]) - values.gather(1, self.others)
+
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """Look the two entries up."""
+        values = values.expand(self.label.shape[0], -1)
+        return values.gather(1, self.label[:, None]) + values.gather(1, self.others)
+
+    def scale(self, factor: Tensor) -> Form:
+        """Written out."""
+        return self.dense().scale(factor)
+
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
+        """Written out."""
+        return self.dense().split_scale(positive, negative)
+
+    def pull(self, op: Pullable) -> Form:
+        """The op may subtract rows of its weights."""
+        return op.pull_differences(self)
+
+    def dense(self) -> Dense:
+        """+1 and -1 written out."""
+        coef = torch.zeros(*self.others.shape, self.size, dtype=self.like.dtype, device=self.like.device).scatter(
+            2, self.others[..., None], -1.0
+        )
+        label = self.label[:, None, None].expand(*self.others.shape, 1)
+        return Dense(coef.scatter_add(2, label, torch.ones_like(label, dtype=coef.dtype)))

@@ -1,0 +1,192 @@
+"""Fingerprints: two values have the same one only if every byte of them is the same.
+
+Every value is written as its type and its content, each with its length, so that no two values are written alike. A
+kind of value that is not known here is an error: what only prints alike must never be taken for the same.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cached_property, partial, singledispatch
+from hashlib import sha256
+from operator import attrgetter
+from types import BuiltinFunctionType, FunctionType, NoneType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polycert.errors import PolycertError
+from polycert.graph.graph import Graph, Node
+
+Write = Callable[[bytes | memoryview], None]
+
+
+# Raised with every change of what may be called proved: what was kept before then is not taken over.
+PROOFS = 2
+
+
+def fingerprint(*values: object) -> str:
+    """SHA-256 of the values and of what counts as a proof, as 64 hexadecimal digits.
+
+    Numbers and tensors count by their bytes, tensors with their type and shape; dataclasses, tuples, lists and dicts
+    with all that is in them; functions and classes by name, so they must be found under it; graphs without the names of
+    their nodes and their device.
+
+    Example:
+        >>> fingerprint(0.0) == fingerprint(-0.0), fingerprint("ab", "c") == fingerprint("a", "bc")
+        (False, False)
+    """
+    found = sha256()
+    _put((PROOFS, values), found.update)
+    return found.hexdigest()
+
+
+@singledispatch
+def _put(value: Any, write: Write) -> None:
+    """Write one value; this is for dataclasses, others are registered below."""
+    if not is_dataclass(value):
+        raise PolycertError(f"no fingerprint of a {type(value).__qualname__}: say how in fingerprint.py")
+    names = [item.name for item in fields(value)]
+    for name in vars(value):
+        if name not in names and not _cached(type(value), name):
+            raise PolycertError(f"no fingerprint of {type(value).__qualname__}.{name}: make it a field")
+    _put_all(type(value), [(name, getattr(value, name)) for name in names], write)
+
+
+def _cached(kind: type, name: str) -> bool:
+    return isinstance(getattr(kind, name, None), cached_property)
+
+
+def _put_all(kind: type, items: list[Any], write: Write) -> None:
+    """Something that holds others: its type, their number, and each of them."""
+    _block(_name(kind).encode(), write)
+    write(_length(len(items)))
+    for item in items:
+        _put(item, write)
+
+
+def _put_plain(kind: str, content: bytes, write: Write) -> None:
+    """Something that holds nothing else."""
+    _block(kind.encode(), write)
+    _block(content, write)
+
+
+def _put_array(kind: str, shape: tuple[int, ...], content: np.ndarray, write: Write) -> None:
+    """Bytes `[n]` of a tensor or an array."""
+    _block(kind.encode(), write)
+    _block(repr(tuple(map(int, shape))).encode(), write)
+    write(_length(content.nbytes))
+    write(content.data)
+
+
+def _block(content: bytes, write: Write) -> None:
+    write(_length(len(content)))
+    write(content)
+
+
+def _length(count: int) -> bytes:
+    return count.to_bytes(8, "big")
+
+
+def _name(thing: Any) -> str:
+    """Module and name of a class or function; refused if something else, or nothing, is found there."""
+    try:
+        found = attrgetter(thing.__qualname__)(sys.modules[thing.__module__])
+    except (AttributeError, KeyError):
+        found = None
+    if found is not thing:
+        raise PolycertError(f"no fingerprint of {thing!r}: it is not found by its name, so define it in a module")
+    return f"{thing.__module__}:{thing.__qualname__}"
+
+
+@_put.register(NoneType)
+def _(value: None, write: Write) -> None:
+    _put_plain("None", b"", write)
+
+
+@_put.register(bool)
+@_put.register(int)
+def _(value: int, write: Write) -> None:
+    _put_plain(_name(type(value)), b"%d" % value, write)
+
+
+@_put.register(float)
+def _(value: float, write: Write) -> None:
+    _put_plain(_name(type(value)), struct.pack(">d", value), write)
+
+
+@_put.register(str)
+def _(value: str, write: Write) -> None:
+    _put_plain(_name(type(value)), value.encode("utf-8", "surrogatepass"), write)
+
+
+@_put.register(bytes)
+def _(value: bytes, write: Write) -> None:
+    _put_plain(_name(type(value)), value, write)
+
+
+@_put.register(Enum)
+def _(value: Enum, write: Write) -> None:
+    _put_plain(_name(type(value)), value.name.encode(), write)
+
+
+@_put.register(torch.dtype)
+def _(value: torch.dtype, write: Write) -> None:
+    _put_plain(_name(type(value)), str(value).encode(), write)
+
+
+@_put.register(type)
+@_put.register(FunctionType)
+@_put.register(BuiltinFunctionType)
+def _(value: Any, write: Write) -> None:
+    _put_plain("callable", _name(value).encode(), write)
+
+
+@_put.register(partial)
+def _(value: partial[Any], write: Write) -> None:
+    _put_all(type(value), [value.func, value.args, value.keywords], write)
+
+
+@_put.register(tuple)
+@_put.register(list)
+def _(value: Any, write: Write) -> None:
+    _put_all(type(value), list(value), write)
+
+
+@_put.register(dict)
+def _(value: dict[Any, Any], write: Write) -> None:
+    _put_all(type(value), list(value.items()), write)
+
+
+@_put.register(Tensor)
+def _(value: Tensor, write: Write) -> None:
+    if value.layout != torch.strided or value.is_quantized:
+        raise PolycertError(f"no fingerprint of a tensor in layout {value.layout}: give a dense one")
+    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    _put_array(f"tensor of {value.dtype}", value.shape, plain.flatten().view(torch.uint8).numpy(), write)
+
+
+@_put.register(np.ndarray)
+@_put.register(np.generic)
+def _(value: Any, write: Write) -> None:
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise PolycertError("no fingerprint of an array of objects: give numbers")
+    content = np.frombuffer(array.tobytes(), np.uint8)
+    _put_array(f"array of {np.lib.format.dtype_to_descr(array.dtype)!r}", array.shape, content, write)
+
+
+@_put.register(Graph)
+def _(value: Graph, write: Write) -> None:
+    _put_all(type(value), [value.dtype, value.computed, value.nodes], write)
+
+
+@_put.register(Node)
+def _(value: Node, write: Write) -> None:
+    _put_all(type(value), [value.op, value.inputs, value.shape], write)

@@ -1,0 +1,167 @@
+"""A network as a list of nodes in the order of computation; node 0 is the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from polycert.forms import Shape
+from polycert.rules import Activation, Linear, Op
+from polycert.rules.decomposition import Recipe
+
+
+@dataclass(frozen=True)
+class Node:
+    """One op applied to earlier nodes; the input has no op."""
+
+    name: str
+    op: Op | None
+    inputs: tuple[int, ...]
+    shape: Shape
+
+    def fresh(self) -> Node:
+        """The same, its op without what it has derived from its weights."""
+        op = None if self.op is None else self.op.fresh()
+        return self if op is self.op else Node(self.name, op, self.inputs, self.shape)
+
+
+class Layout:
+    """How nodes hang together, whatever their weights are: found once, and kept for all bindings of a network."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._inputs = tuple(node.inputs for node in nodes)
+        self._ancestors: dict[int, tuple[int, ...]] = {}
+        self.activations = tuple(k for k, node in enumerate(nodes) if isinstance(node.op, Activation))
+        self.curved = frozenset(self.activations)
+        self.widths: dict[int, int] = {}  # of the rows over a node: `memory.row_width` remembers them here
+        self.readers: dict[int, tuple[int, ...]] = {}  # the activations applied to a node
+        for k in self.activations:
+            source = self._inputs[k][0]
+            self.readers[source] = (*self.readers.get(source, ()), k)
+        found: list[bool] = []
+        for k, inputs in enumerate(self._inputs):
+            found.append(k in self.curved or any(found[i] for i in inputs))
+        self.depends_on_activation = tuple(found)
+
+    def ancestors(self, target: int) -> tuple[int, ...]:
+        """See `Graph.ancestors`."""
+        if target not in self._ancestors:
+            needed = {target}
+            for index in range(target, -1, -1):
+                if index in needed:
+                    needed.update(self._inputs[index])
+            self._ancestors[target] = tuple(sorted(needed, reverse=True))
+        return self._ancestors[target]
+
+    def activations_before(self, target: int) -> tuple[int, ...]:
+        """The activations that `target` depends on, in order."""
+        return tuple(k for k in reversed(self.ancestors(target)) if k in self.curved)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes with their tensors at one moment; the last node is the output (the logits)."""
+
+    nodes: tuple[Node, ...]
+    dtype: torch.dtype
+    device: torch.device
+    computed: tuple[str, ...] = ()  # weights that the program computes from stored ones, rounded
+    narrowed: bool = False  # whether its type does not hold all of the stored weights
+
+    @property
+    def output(self) -> int:
+        """Index of the last node."""
+        return len(self.nodes) - 1
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of one sample."""
+        return self.nodes[0].shape
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of the output of one sample."""
+        return self.nodes[-1].shape
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What the nodes are and how they hang together."""
+        return Layout(self.nodes)
+
+    @property
+    def activations(self) -> tuple[int, ...]:
+        """Indices of the activation nodes, in order."""
+        return self.layout.activations
+
+    @property
+    def depends_on_activation(self) -> tuple[bool, ...]:
+        """For each node, whether an activation lies at or before it."""
+        return self.layout.depends_on_activation
+
+    def readers(self, index: int) -> list[Activation]:
+        """The activations applied to a node."""
+        return [self.activation(k) for k in self.layout.readers.get(index, ())]
+
+    def activation(self, index: int) -> Activation:
+        """The op of an activation node."""
+        return cast(Activation, self.nodes[index].op)  # asking each time what it is would cost more than its use
+
+    @cached_property
+    def linear(self) -> dict[int, Linear]:
+        """The affine nodes."""
+        return {k: node.op for k, node in enumerate(self.nodes) if isinstance(node.op, Linear)}
+
+    def ancestors(self, target: int) -> tuple[int, ...]:
+        """The nodes that `target` depends on, itself included, latest first."""
+        return self.layout.ancestors(target)
+
+    def fresh(self) -> Graph:
+        """The same with nothing that was derived from the weights, which may have changed; the layout stays."""
+        found = replace(self, nodes=tuple(node.fresh() for node in self.nodes))
+        found.__dict__["layout"] = self.layout
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's output for `[batch, *input_shape]`."""
+        return self.values(x)[-1]
+
+    def values(self, x: Tensor) -> list[Tensor]:
+        """The value of every node."""
+        found = [x]
+        for node in self.nodes[1:]:
+            assert node.op is not None
+            found.append(node.op.forward(*(found[i] for i in node.inputs)))
+        return found
+
+
+def append(nodes: list[Node], name: str, made: Op | Recipe, sources: Sequence[int]) -> tuple[int, ...]:
+    """Add one op, or all steps of a recipe, over earlier nodes; gives the places of the results."""
+    if isinstance(made, Op):
+        nodes.append(Node(name, made, tuple(sources), made.out_shape))
+        return (len(nodes) - 1,)
+    places = list(sources)
+    for position, (op, inputs) in enumerate(made.steps):
+        places += append(nodes, f"{name}.{position}", op, [places[i] for i in inputs])
+    return (places[-1],) if made.several is None else tuple(places[k] for k in made.several)
+
+
+def needed(nodes: Sequence[Node], output: int) -> dict[int, int]:
+    """The nodes that the output depends on, and the input: from their places to those without the rest."""
+    found = {0, output}
+    for index in range(output, 0, -1):
+        if index in found:
+            found.update(nodes[index].inputs)
+    return {old: new for new, old in enumerate(sorted(found))}
+
+
+def prune(nodes: Sequence[Node], output: int) -> tuple[Node, ...]:
+    """Only the nodes that the output depends on, renumbered."""
+    place = needed(nodes, output)
+    return tuple(
+        Node(nodes[k].name, nodes[k].op, tuple(place[i] for i in nodes[k].inputs), nodes[k].shape) for k in place
+    )

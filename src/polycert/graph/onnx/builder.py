@@ -1,0 +1,182 @@
+"""From a checked program to the nodes of a graph, with a batch of one read as the sample itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polycert.errors import PolycertError
+from polycert.graph.graph import Node, append
+from polycert.graph.onnx.constant_folding import ARITHMETIC, FLOAT_TYPES, FOLDS, constant_of, spread
+from polycert.graph.onnx.program import Call, Program, Shape, checked_shape
+from polycert.rules import Op
+from polycert.rules.decomposition import Recipe
+from polycert.rules.indexing import Pick, places_of
+from polycert.rules.shape import Reshape
+
+BUDGET = 2**25  # entries of all values that are computed while a file is read
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that depends on the input: its node, and its shape in the file (with the batch of one, if any)."""
+
+    index: int
+    shape: Shape
+
+
+Known = Value | np.ndarray | None
+
+
+def inner(shape: Shape) -> Shape:
+    """The shape of a sample: a leading axis of size 1 is the batch."""
+    return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape or (1,)
+
+
+@dataclass(eq=False)
+class Building:
+    """A graph under construction. Constants are arrays until an op needs them as tensors of the graph's type."""
+
+    program: Program
+    like: Tensor
+    nodes: list[Node] = field(default_factory=list)
+    computed: list[str] = field(default_factory=list)  # constants that were rounded on the way
+    spent: int = 0
+
+    def spend(self, call: Call, shape: Shape) -> None:
+        """Count a computed value's entries: a small file may ask for much in many places."""
+        self.spent += math.prod(checked_shape(shape, str(call)))
+        if self.spent > BUDGET:
+            raise PolycertError(f"its values have more than {BUDGET} entries together, at {call}")
+
+    @property
+    def opset(self) -> int:
+        """Version of the operators' definitions."""
+        return self.program.opset
+
+    def tensor(self, call: Call, array: Any) -> Tensor:
+        """A constant of the file in the graph's type; nothing is proved with one that this type does not hold."""
+        found = self.rounded(call, array)
+        if not np.array_equal(found.double().cpu(), array):
+            self.computed.append(call.label)
+        return found
+
+    def rounded(self, call: Call, array: Any) -> Tensor:
+        """Finite numbers in the graph's type, for those whose rounding the op covers."""
+        found = torch.from_numpy(np.array(array, dtype=np.float64)).to(self.like)
+        if not bool(torch.isfinite(found).all()):
+            raise PolycertError(f"{call} has a constant that is not a finite number in {self.like.dtype}")
+        return found
+
+    def put(self, call: Call, made: Op | Recipe, shape: Shape, *sources: Value | int) -> Value:
+        """Append an op over these nodes; `shape` is the result's in the file."""
+        if 0 in shape:
+            raise PolycertError(f"{call} has an empty result, of shape {list(shape)}")
+        before = len(self.nodes)
+        places = tuple(s.index if isinstance(s, Value) else s for s in sources)
+        result = append(self.nodes, call.label, made, places)[0]
+        for node in self.nodes[before:]:
+            self.spend(call, node.shape)
+        return Value(result, shape)
+
+    def view(self, call: Call, value: Value, shape: Shape) -> int:
+        """The node of a value seen in another shape of as many entries."""
+        now = self.nodes[value.index].shape
+        if now == shape:
+            return value.index
+        return self.put(call, Reshape(now, shape), shape, value).index
+
+    def reshape(self, call: Call, value: Value, shape: Shape) -> Value:
+        """The value in another shape."""
+        return Value(self.view(call, value, inner(checked_shape(shape, str(call)))), shape)
+
+    def pick(self, call: Call, value: Value, places: Tensor) -> Value:
+        """Entries of a value, by their places in it."""
+        shape = tuple(places.shape)
+        source = self.nodes[value.index].shape
+        return self.put(call, Pick.of(places.reshape(inner(shape)), source), shape, value)
+
+    def places(self, value: Value) -> Tensor:
+        """The place of every entry, in the file's shape."""
+        return places_of(value.shape, self.like)
+
+    def expand(self, call: Call, value: Value, shape: Shape) -> Value:
+        """The value broadcast to a larger shape."""
+        if value.shape == shape:
+            return value
+        places = spread(call, self.places(value).cpu().numpy(), shape)
+        return self.pick(call, value, torch.from_numpy(places.copy()).to(self.like.device))
+
+
+class Built(NamedTuple):
+    """What a program became."""
+
+    nodes: list[Node]
+    output: int  # place of the output's node
+    computed: tuple[str, ...]  # names of constants that were computed with rounding
+    known: dict[str, Known]  # the input and the results of all calls
+    makers: list[int]  # for each node the call that appended it; -1 for the input
+
+
+def build(program: Program, like: Tensor) -> Built:
+    """The nodes of a program, in the type and on the device of `like`."""
+    from polycert.graph.onnx.all_ops import TABLE
+
+    building = Building(program, like)
+    building.nodes.append(Node("input", None, (), inner(program.input_shape)))
+    known: dict[str, Known] = {"": None, program.input_name: Value(0, program.input_shape), **program.tensors}
+    _refuse_unknown(program, {*TABLE, *FOLDS, "Constant", "Shape", "Size"})
+    makers = [-1]
+    for position, call in enumerate(program.calls):
+        missing = [name for name in call.inputs if name not in known]
+        if missing:
+            raise PolycertError(f"{call} uses {missing[0]!r}, an output that no rule computes")
+        results = _run(building, call, [known[name] for name in call.inputs])
+        known.update((name, value) for name, value in zip(call.outputs, results, strict=False) if name)
+        makers += [position] * (len(building.nodes) - len(makers))
+    result = known.get(program.output_name)
+    if not isinstance(result, Value):
+        raise PolycertError("the network's output does not depend on its input")
+    held = {name: value for name, value in known.items() if name and name not in program.tensors}
+    return Built(building.nodes, result.index, tuple(building.computed), held, makers)
+
+
+def _refuse_unknown(program: Program, supported: set[str]) -> None:
+    unknown = sorted({str(call) for call in program.calls if call.op not in supported})
+    if unknown:
+        raise PolycertError(f"no rule for {', '.join(unknown[:5])}: supported are {', '.join(sorted(supported))}")
+
+
+def _run(building: Building, call: Call, inputs: list[Known]) -> list[Known]:
+    from polycert.graph.onnx.all_ops import TABLE
+
+    if call.op == "Constant":
+        return [constant_of(call)]
+    first = inputs[0] if inputs else None
+    if call.op in ("Shape", "Size") and first is not None:
+        sizes = np.asarray(first.shape, dtype=np.int64)
+        if call.op == "Size":
+            return [np.asarray(sizes.prod())]
+        return [sizes[slice(call.get("start"), call.get("end"))]]
+    if any(isinstance(value, Value) for value in inputs):
+        if call.op not in TABLE:
+            raise PolycertError(f"no rule for {call} of values that depend on the input")
+        made = TABLE[call.op](building, call, inputs)
+        return [made] if isinstance(made, Value) else list(made)
+    return [_fold(building, call, inputs)]
+
+
+def _fold(building: Building, call: Call, inputs: list[Known]) -> np.ndarray:
+    if call.op not in FOLDS:
+        raise PolycertError(f"no rule for {call} of constants")
+    result = np.asarray(FOLDS[call.op](call, list(inputs), building.opset))
+    building.spend(call, result.shape)
+    shortened = call.op == "Cast" and call.get("to") in FLOAT_TYPES and not np.array_equal(result, inputs[0])  # type: ignore[arg-type]
+    if result.dtype.kind == "f" and (call.op in ARITHMETIC or shortened):
+        building.computed.append(call.label)
+    return result

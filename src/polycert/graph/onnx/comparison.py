@@ -1,0 +1,280 @@
+"""Whether a graph is the network that onnxruntime runs: constants, shapes and values, from one end to the other.
+
+The output alone tells little where units are off. So every value of the file is compared, and every call is also run
+by itself on random values, which no other call can have switched off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polycert.errors import PolycertError
+from polycert.graph.onnx.onnxruntime_check import Replay
+from polycert.graph.onnx.program import Shape
+from polycert.graph.onnx.value_places import Place, Trace
+from polycert.graph.same_outputs import Close, close_to, moved, noise_of, peak, sizes_of, spread_out, step_of
+
+if TYPE_CHECKING:
+    from polycert.graph.graph import Graph
+    from polycert.sets.ball import Region
+
+Kinds = dict[str, np.dtype[Any]]  # by the names of values
+
+NUMBERS = 2**24  # numbers in all values of the points that are compared at a time
+INSIDE = 8  # points in a box, at least
+APART = [4.0, 1e8]  # sizes of what calls are given when they are run by themselves
+
+
+def check_against(trace: Trace, constants: Mapping[str, np.ndarray], replay: Replay) -> None:
+    """The graph must compute what onnxruntime computes: on inputs of many sizes and both signs, and call by call.
+
+    Outputs are compared at all the points, the values on the way at some of them.
+
+    Raises:
+        PolycertError: if it does not, or if a value overflows at all points.
+    """
+    points = spread_out(trace.graph)
+    kinds = _check_first(trace, constants, replay, points[:1])
+    wrong = _unlike(trace, replay, torch.cat([points[:2], points[-3:]]), everywhere=True)
+    if wrong is None and not bool(_outputs(trace, replay, points[2:-3]).all()):
+        wrong = replay.program.output_name
+    _demand(wrong, replay, "on inputs of many sizes")
+    _demand(_unlike_apart(trace, kinds, replay), replay, "in one of its calls alone")
+
+
+def check_inside(trace: Trace, replay: Replay, region: Region) -> None:
+    """The same for the values at some points of the samples' boxes: ends, centres, other corners, random points."""
+    lower, upper = (end.double().cpu().reshape(-1, *trace.graph.input_shape) for end in region.box)
+    chosen = torch.linspace(0, len(lower) - 1, min(len(lower), INSIDE)).round().long()
+    count = max(INSIDE, 2 * len(chosen))
+    generator = torch.Generator().manual_seed(0)
+    place = torch.rand(count, *trace.graph.input_shape, generator=generator, dtype=torch.float64)
+    place[: count // 2] = place[: count // 2].round()
+    place[:3] = torch.tensor([0.0, 1.0, 0.5], dtype=torch.float64).reshape(3, *(1,) * len(trace.graph.input_shape))
+    sample = chosen[torch.arange(count) % len(chosen)]
+    points = torch.lerp(lower[sample], upper[sample], place)
+    _demand(_unlike(trace, replay, points, everywhere=False), replay, "in a set that is asked about")
+
+
+def _demand(wrong: str | None, replay: Replay, where: str) -> None:
+    if wrong is not None:
+        raise PolycertError(
+            f"the graph read from {replay.program.source} does not reproduce onnxruntime {where}, at {wrong!r}: "
+            "please report the file"
+        )
+
+
+# --- constants and shapes ------------------------------------------------------------------------------------------
+
+
+def _check_first(trace: Trace, constants: Mapping[str, np.ndarray], replay: Replay, point: Tensor) -> Kinds:
+    """Compare constants that were folded, and the shapes of all values; gives the values' types in the file."""
+    names = [*constants, *_computed(trace, replay)]
+    (found,) = replay.values(point, names)
+    exact = not trace.graph.computed  # else nothing is proved, and constants may differ by their rounding
+    for name, theirs in zip(names, found, strict=True):
+        shape = constants[name].shape if name in constants else trace.places[name].shape
+        _check_shape(name, shape, theirs, replay)
+        if name in constants and not _same(constants[name], theirs, exact):
+            _demand(name, replay, "in a constant")
+    return {replay.program.input_name: np.dtype(replay.program.input_type)} | {
+        name: theirs.dtype for name, theirs in zip(names, found, strict=True)
+    }
+
+
+def _computed(trace: Trace, replay: Replay) -> list[str]:
+    """The values that depend on the input, in the order of computation."""
+    return [name for name in trace.places if name != replay.program.input_name]
+
+
+def _check_shape(name: str, shape: Sequence[int], theirs: np.ndarray, replay: Replay) -> None:
+    if tuple(shape) != theirs.shape:
+        _demand(name, replay, f"in the shape {list(theirs.shape)}, read as {list(shape)}")
+
+
+def _same(ours: np.ndarray, theirs: np.ndarray, exact: bool) -> bool:
+    if not ours.size:
+        return True
+    if ours.dtype != theirs.dtype:
+        return False
+    if ours.dtype.kind != "f":
+        return np.array_equal(ours, theirs)
+    return np.array_equal(ours, theirs, equal_nan=True) if exact else np.allclose(ours, theirs, equal_nan=True)
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+def agreements(graph: Graph, replay: Replay, points: Tensor) -> Tensor:
+    """Whether the graph's outputs are onnxruntime's, for those of `[n, *input_shape]` that can be compared.
+
+    Both round at every step. How far that moves the outputs is measured, see `noise_of`: they may differ by `TIMES` as
+    much, and by `RELATIVE` of the largest one. Not compared are points where either overflows, onnxruntime because a
+    value on the way is larger than `LARGEST`.
+    """
+    found = [_output(graph, replay, part, list(replay(part))) for part in _parts(graph, points)]
+    close = Close(*map(torch.cat, zip(*found, strict=True)))
+    return close.agrees[close.compared]
+
+
+def _outputs(trace: Trace, replay: Replay, points: Tensor) -> Tensor:
+    """The same, with the outputs that onnxruntime computes beside all other values."""
+    found = []
+    for part in _parts(trace.graph, points):
+        theirs = [torch.from_numpy(values[0]) for values in replay.values(part, [replay.program.output_name])]
+        found.append(_output(trace.graph, replay, part, theirs))
+    close = Close(*map(torch.cat, zip(*found, strict=True)))
+    return close.agrees[close.compared]
+
+
+def _output(graph: Graph, replay: Replay, points: Tensor, theirs: Sequence[Tensor]) -> Close:
+    values = _values(graph, replay, points)
+    sizes = sizes_of(values)
+    noise = noise_of(graph, values, {graph.output})
+    expected = torch.stack([part.reshape(-1) for part in theirs])
+    return close_to(values[-1], noise[graph.output], expected, sizes[-1], sizes.amax(0))
+
+
+def _parts(graph: Graph, points: Tensor) -> Iterator[Tensor]:
+    """Points whose values take a bounded part of the memory."""
+    step = max(1, NUMBERS // sum(math.prod(node.shape) for node in graph.nodes))
+    return (points[k : k + step] for k in range(0, len(points), step))
+
+
+def _values(graph: Graph, replay: Replay, points: Tensor) -> list[Tensor]:
+    x = points.to(graph.dtype) if replay.program.input_type is np.float64 else points.float().to(graph.dtype)
+    with torch.no_grad():
+        return graph.values(x.to(graph.device))
+
+
+def _unlike(trace: Trace, replay: Replay, points: Tensor, *, everywhere: bool) -> str | None:
+    """The first value that onnxruntime computes otherwise at one of the points `[n, *input_shape]`.
+
+    Args:
+        trace: a graph and the places of the file's values in it.
+        replay: the file.
+        points: inputs.
+        everywhere: whether a value that can be compared at none of the points counts as such.
+    """
+    graph = trace.graph
+    places = {name: trace.places[name] for name in _computed(trace, replay) if trace.places[name].node is not None}
+    compared = dict.fromkeys(places, not everywhere)
+    for part in _parts(graph, points):
+        values = _values(graph, replay, part)
+        noise = noise_of(graph, values, {node for node, _ in places.values() if node is not None})
+        sizes = sizes_of(values)
+        before = sizes.cummax(0).values
+        theirs = replay.values(part, list(places))
+        for (name, (node, shape)), expected in zip(places.items(), zip(*theirs, strict=True), strict=True):
+            assert node is not None
+            _check_shape(name, shape, expected[0], replay)
+            close = close_to(values[node], noise[node], _stacked(expected), sizes[node], before[node])
+            if not bool(close.agrees[close.compared].all()):
+                return name
+            compared[name] |= bool(close.compared.any())
+    return next((name for name, done in compared.items() if not done), None)
+
+
+def _stacked(arrays: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.stack([array.reshape(-1) for array in arrays]))
+
+
+# --- calls by themselves -------------------------------------------------------------------------------------------
+
+
+class Alone(NamedTuple):
+    """A call that can be run by itself."""
+
+    sources: frozenset[int]  # nodes of its operands
+    nodes: tuple[int, ...]  # its own
+    results: dict[str, Place]
+
+
+def _alone(trace: Trace, replay: Replay) -> list[Alone]:
+    """All calls but those that are fused with others: their nodes must read their operands, and nothing else."""
+    own: dict[int, list[int]] = {}
+    for node, maker in enumerate(trace.makers):
+        own.setdefault(maker, []).append(node)
+    found = []
+    for position, call in enumerate(replay.program.calls):
+        nodes = own.get(position, [])
+        results = {name: trace.places[name] for name in call.outputs if name in trace.places}
+        operands = {trace.places[name].node for name in call.inputs if name in trace.places}
+        read = {i for k in nodes for i in trace.graph.nodes[k].inputs} - set(nodes) if nodes else operands
+        live = {name: place for name, place in results.items() if place.node is not None}
+        if live and read == operands:
+            found.append(Alone(frozenset(k for k in operands if k is not None), tuple(nodes), live))
+    return found
+
+
+def _unlike_apart(trace: Trace, kinds: Kinds, replay: Replay) -> str | None:
+    """The first value that onnxruntime computes otherwise from random operands of its call."""
+    alone = _alone(trace, replay)
+    names = [name for call in alone for name in call.results]
+    read = {name for call in replay.program.calls for name in call.inputs}
+    operands = {name: place for name, place in trace.places.items() if name in read}
+    run = replay.apart({name: (kinds[name], place.shape) for name, place in operands.items()})
+    generator = torch.Generator().manual_seed(0)
+    rounding = torch.Generator(device=trace.graph.device).manual_seed(0)
+    compared = dict.fromkeys(names, False)
+    for sizes in _parts(trace.graph, torch.tensor(APART)):
+        given = {k: _random(sizes, trace.graph.nodes[k].shape, generator) for call in alone for k in call.sources}
+        theirs = [run(names, fed) for fed in _fed(given, operands, kinds, len(sizes))]
+        expected = dict(zip(names, map(_stacked, zip(*theirs, strict=True)), strict=True))
+        for call in alone:
+            values, noise = _run_alone(trace.graph, call, given, rounding)
+            peaks = {k: peak(value.flatten(1)).cpu() for k, value in values.items()}
+            before = torch.stack(list(peaks.values())).amax(0)
+            for name, (node, _) in call.results.items():
+                assert node is not None
+                close = close_to(values[node], noise[node], expected[name], peaks[node], before)
+                if not bool(close.agrees[close.compared].all()):
+                    return name
+                compared[name] |= bool(close.compared.any())
+    return next((name for name, done in compared.items() if not done), None)
+
+
+def _random(sizes: Tensor, shape: Shape, generator: torch.Generator) -> Tensor:
+    """Numbers between minus and plus each of some sizes, in float32: `[sizes, *shape]`."""
+    noise = torch.rand(len(sizes), *shape, generator=generator).mul_(2).sub_(1)
+    return noise * sizes.reshape(-1, *(1,) * len(shape))
+
+
+def _fed(
+    given: dict[int, Tensor], operands: dict[str, Place], kinds: Kinds, count: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """What onnxruntime is given; zeros where only fused calls read a value."""
+    for row in range(count):
+        yield {
+            name: given[node][row].numpy().reshape(shape).astype(kinds[name])
+            if node in given
+            else np.zeros(shape, kinds[name])
+            for name, (node, shape) in operands.items()
+        }
+
+
+def _run_alone(
+    graph: Graph, call: Alone, given: dict[int, Tensor], generator: torch.Generator
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """The values of the nodes that a call reads and has, from random operands; how far rounding may move each."""
+    found, *trials = ({k: given[k].to(graph.device, graph.dtype) for k in call.sources} for _ in range(3))
+    for k in call.nodes:
+        node = graph.nodes[k]
+        assert node.op is not None
+        with torch.no_grad():
+            found[k] = node.op.forward(*(found[i] for i in node.inputs))
+            step = step_of(graph, k, [found[i] for i in node.inputs])
+            for trial in trials:
+                trial[k] = moved(node.op.forward(*(trial[i] for i in node.inputs)), step, generator)
+    first, second = trials
+    results = {place.node for place in call.results.values()}
+    noise = {
+        k: torch.maximum((first[k] - found[k]).abs_(), (second[k] - found[k]).abs_()) for k in found if k in results
+    }
+    return found, noise

@@ -1,0 +1,96 @@
+"""A network read from an ONNX file: constants in the file's own type, graphs kept once they are built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from polycert.errors import PolycertError, reason
+from polycert.forms import Shape
+from polycert.graph.graph import Graph
+from polycert.graph.network import Network
+from polycert.graph.onnx.builder import Built, build, inner
+from polycert.graph.onnx.comparison import check_against, check_inside
+from polycert.graph.onnx.onnxruntime_check import Replay
+from polycert.graph.onnx.program import Program, read_program
+from polycert.graph.onnx.value_places import Trace, constants_of
+
+if TYPE_CHECKING:
+    from polycert.sets.ball import Region
+
+
+@dataclass(frozen=True, eq=False)
+class Imported(Network):
+    """A file's program; its weights never change, so every graph is built once."""
+
+    program: Program
+    own: torch.dtype
+    device: torch.device
+    traces: dict[torch.dtype, Trace] = field(default_factory=dict)
+
+    @property
+    def input_shape(self) -> Shape:  # type: ignore[override]
+        """Shape of one sample."""
+        return inner(self.program.input_shape)
+
+    @property
+    def output_shape(self) -> Shape:  # type: ignore[override]
+        """Shape of one sample's output."""
+        return self.bind().output_shape
+
+    @property
+    def softmax(self) -> bool:
+        """Nothing was dropped."""
+        return False
+
+    def bind(self, dtype: torch.dtype | None = None) -> Graph:
+        """The graph in its own type or another one; what a caller derives from its weights stays with the caller."""
+        return self.trace(dtype or self.own).graph.fresh()
+
+    def trace(self, dtype: torch.dtype) -> Trace:
+        """The graph in some type, with the places of the file's values."""
+        if dtype not in self.traces:
+            self.traces[dtype] = Trace.of(_built(self.program, dtype, self.device), dtype, self.device)
+        return self.traces[dtype]
+
+    def check_inside(self, region: Region) -> None:
+        """Compare every value with onnxruntime's at some points of the samples' own boxes."""
+        check_inside(self.trace(torch.float64), self.replay, region)
+
+    @cached_property
+    def replay(self) -> Replay:
+        """The file as onnxruntime computes it."""
+        return Replay(self.program)
+
+
+def _built(program: Program, dtype: torch.dtype, device: torch.device) -> Built:
+    try:
+        with torch.inference_mode(False):  # it may meet gradients later
+            return build(program, torch.empty(0, dtype=dtype, device=device))
+    except PolycertError as error:
+        raise PolycertError(f"cannot read {program.source}: {error}") from None
+    except (ValueError, TypeError, IndexError, KeyError, RuntimeError, OverflowError, AttributeError) as error:
+        # A malformed file can break an op's own rules in more ways than can be listed.
+        raise PolycertError(f"cannot read {program.source}: {reason(error)}") from None
+
+
+def read_onnx(path: Path, device: torch.device | str = "cpu") -> Imported:
+    """Read a file, build its graph and compare it with onnxruntime: constants, shapes, and all values at random inputs.
+
+    Raises:
+        PolycertError: if the file is malformed, has an op without a rule, or is not reproduced.
+    """
+    program = read_program(path)
+    held = [value for call in program.calls for value in call.attributes.values() if isinstance(value, np.ndarray)]
+    kinds = {array.dtype for array in (*program.tensors.values(), *held)}
+    own = torch.float64 if np.dtype(np.float64) in kinds else torch.float32
+    network = Imported(program, own, torch.device(device))
+    built = _built(program, own, network.device)
+    network.traces[own] = Trace.of(built, own, network.device)
+    check_against(network.traces[own], constants_of(built), network.replay)
+    return network

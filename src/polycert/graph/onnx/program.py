@@ -1,0 +1,254 @@
+"""An ONNX file as a checked program: sizes are looked at before anything is allocated, no other file is opened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polycert.errors import PolycertError, reason
+from polycert.runtime import limits
+
+LARGEST_VALUE = limits.ENTRIES  # of any one tensor in the program
+OPSETS = range(7, 24)
+STANDARD = ("", "ai.onnx")
+FLOAT, DOUBLE = 1, 11  # ONNX's numbers of these types
+
+Shape = limits.Shape
+checked_shape = limits.checked_shape
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node of the file; an optional input that was left out is the empty name."""
+
+    op: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute."""
+        return self.attributes.get(name, default)
+
+    def number(self, name: str, default: float) -> float:
+        """A number among the attributes; a file holds them, and ONNX its defaults, in float32."""
+        found = float(np.float32(self.get(name, default)))
+        if not math.isfinite(found):
+            raise PolycertError(f"{self} has {name} = {found}, which is not a finite number")
+        return found
+
+    @property
+    def label(self) -> str:
+        """The node's name, or its first result's."""
+        return self.name or next(name for name in self.outputs if name)
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.label!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A file's calls in the order of computation, its stored tensors, its one input and one output."""
+
+    source: str
+    opset: int
+    calls: tuple[Call, ...]
+    tensors: dict[str, np.ndarray]
+    input_name: str
+    input_shape: Shape
+    input_type: type[np.float32] | type[np.float64]
+    output_name: str
+    content: bytes  # of the file, without calls that the output does not need
+
+
+def read_program(path: Path) -> Program:
+    """Read and check a file."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    content = limits.read_bytes(path, limits.PROTOBUF)
+    try:
+        model = onnx.ModelProto.FromString(content)
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise PolycertError(f"{path.name} is not an ONNX file or is cut off: {error}") from None
+    if not model.HasField("graph") or not model.graph.node:
+        raise PolycertError(f"{path.name} is not an ONNX file: it holds no graph")
+    try:
+        return _program(model, path.name, content)
+    except PolycertError as error:
+        raise PolycertError(f"cannot read {path.name}: {error}") from None
+    except (ValueError, TypeError, UnicodeDecodeError, OverflowError) as error:
+        raise PolycertError(f"cannot read {path.name}: {reason(error)}") from None
+
+
+def _program(model: Any, source: str, content: bytes) -> Program:
+    graph = model.graph
+    if len(graph.sparse_initializer) or len(model.functions):
+        raise PolycertError("sparse tensors and local functions are not supported")
+    tensors = {tensor.name: tensor_of(tensor) for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in tensors]
+    if len(inputs) != 1 or len(graph.output) != 1:
+        raise PolycertError(
+            f"a network needs one input and one output, this one has {len(inputs)} and {len(graph.output)}"
+        )
+    calls = _sorted([_call(node) for node in graph.node], {*tensors, inputs[0].name})
+    needed = _needed(calls, graph.output[0].name)
+    if len(needed) < len(calls):
+        content = _without_rest(model, needed)
+    return Program(
+        source,
+        _opset(model),
+        needed,
+        tensors,
+        inputs[0].name,
+        _input_shape(inputs[0]),
+        np.float64 if inputs[0].type.tensor_type.elem_type == DOUBLE else np.float32,
+        graph.output[0].name,
+        content,
+    )
+
+
+def _opset(model: Any) -> int:
+    versions = {entry.version for entry in model.opset_import if entry.domain in STANDARD}
+    if len(versions) > 1:
+        listed = " and ".join(str(version) for version in sorted(versions))
+        raise PolycertError(f"it imports opsets {listed} of the standard ops: only one can be meant")
+    version = max(versions, default=1)
+    if version not in OPSETS:
+        raise PolycertError(f"opset {version} is not supported: export with opset {OPSETS[0]} to {OPSETS[-1]}")
+    return int(version)
+
+
+def _input_shape(value: Any) -> Shape:
+    """The input's shape; a free first axis is a batch of one."""
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+        raise PolycertError(f"the input {value.name!r} does not say its shape")
+    if kind.elem_type not in (FLOAT, DOUBLE):
+        raise PolycertError(f"the input {value.name!r} must hold float32 or float64 numbers")
+    sizes = [int(axis.dim_value) for axis in kind.shape.dim]
+    if len(sizes) > 1 and sizes[0] == 0:
+        sizes[0] = 1
+    if not sizes or min(sizes) < 1:
+        raise PolycertError(f"the input {value.name!r} has free axes beside the batch: export it with fixed sizes")
+    return checked_shape(sizes, f"the input {value.name!r}")
+
+
+def tensor_of(tensor: Any) -> np.ndarray:
+    """A stored tensor as an array, its size checked against what is stored before anything is allocated."""
+    from onnx import TensorProto, numpy_helper
+
+    name = tensor.name or "constant"
+    if tensor.data_location == TensorProto.EXTERNAL or len(tensor.external_data):
+        raise PolycertError(f"the tensor {name!r} lies in another file, which is never opened: store it inside")
+    if tensor.data_type not in _KINDS:
+        raise PolycertError(f"the tensor {name!r} has type {tensor.data_type}: float32, float64 or integers are read")
+    shape = checked_shape(tensor.dims, f"the tensor {name!r}")
+    width, where = _KINDS[tensor.data_type]
+    stored = len(tensor.raw_data) / width if tensor.HasField("raw_data") else len(getattr(tensor, where))
+    if stored != math.prod(shape):
+        raise PolycertError(f"the tensor {name!r} of shape {list(shape)} stores {stored:g} entries")
+    array = np.asarray(numpy_helper.to_array(tensor))
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise PolycertError(f"the tensor {name!r} contains NaN or infinite values")
+    return array
+
+
+# ONNX's number of a type: bytes of an entry, and the field that holds them if they are not raw.
+_KINDS = {
+    1: (4, "float_data"),
+    2: (1, "int32_data"),
+    3: (1, "int32_data"),
+    6: (4, "int32_data"),
+    7: (8, "int64_data"),
+    9: (1, "int32_data"),
+    11: (8, "double_data"),
+}
+
+
+def _call(node: Any) -> Call:
+    from onnx import AttributeProto, helper
+
+    if node.domain not in STANDARD:
+        raise PolycertError(f"no rule for {node.domain}.{node.op_type}: only standard ONNX ops are supported")
+    attributes: dict[str, Any] = {}
+    for attribute in node.attribute:
+        if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) or attribute.ref_attr_name:
+            raise PolycertError(f"no rule for {node.op_type} ({node.name!r}): programs inside ops are not supported")
+        value = tensor_of(attribute.t) if attribute.HasField("t") else helper.get_attribute_value(attribute)
+        attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
+    named = [name for name in node.output if name]
+    if not named or len(set(named)) != len(named):
+        raise PolycertError(f"the op {node.op_type} ({node.name!r}) needs outputs with names of their own")
+    _refuse_left_out(node)
+    return Call(node.op_type, node.name, tuple(node.input), tuple(node.output), attributes)
+
+
+def _refuse_left_out(node: Any) -> None:
+    """An input without a name is one left out: only such as the op's newest version calls optional may be."""
+    from onnx import defs
+
+    if "" not in node.input or not defs.has(node.op_type):
+        return
+    places = defs.get_schema(node.op_type).inputs
+    for position, name in enumerate(node.input):
+        if not name and places[min(position, len(places) - 1)].option != defs.OpSchema.FormalParameterOption.Optional:
+            raise PolycertError(f"the op {node.op_type} ({node.name!r}) needs its input {position}: it has no name")
+
+
+def _sorted(calls: list[Call], known: Iterable[str]) -> list[Call]:
+    """In the order of computation, whatever the order in the file."""
+    known = {*known, ""}
+    makers: dict[str, int] = {}
+    for position, call in enumerate(calls):
+        for name in filter(None, call.outputs):
+            if name in makers or name in known:
+                raise PolycertError(f"{name!r} is computed twice")
+            makers[name] = position
+    missing = {name for call in calls for name in call.inputs} - known - makers.keys()
+    if missing:
+        raise PolycertError(f"{sorted(missing)[0]!r} is used but never computed")
+    waiting = [{makers[name] for name in call.inputs if name not in known} for call in calls]
+    users: list[list[int]] = [[] for _ in calls]
+    for position, sources in enumerate(waiting):
+        for source in sources:
+            users[source].append(position)
+    ready = [position for position, sources in enumerate(waiting) if not sources]
+    order: list[Call] = []
+    while ready:
+        done = ready.pop()
+        order.append(calls[done])
+        for user in users[done]:
+            waiting[user].discard(done)
+            if not waiting[user]:
+                ready.append(user)
+    if len(order) < len(calls):
+        raise PolycertError("its graph has a cycle")
+    return order
+
+
+def _needed(calls: list[Call], output: str) -> tuple[Call, ...]:
+    """Only what the output depends on."""
+    wanted = {output}
+    kept: list[Call] = []
+    for call in reversed(calls):
+        if wanted.intersection(call.outputs) - {""}:
+            kept.append(call)
+            wanted.update(call.inputs)
+    return tuple(reversed(kept))
+
+
+def _without_rest(model: Any, calls: Iterable[Call]) -> bytes:
+    """The file with these calls only: nothing looks at the sizes of the others, which onnxruntime would run."""
+    results = {name for call in calls for name in call.outputs if name}
+    kept = [node for node in model.graph.node if results.intersection(node.output)]
+    model.graph.ClearField("node")
+    model.graph.node.extend(kept)
+    content: bytes = model.SerializeToString()
+    return content

@@ -1,0 +1,1 @@
+"""Architectures, and the files that hold models."""

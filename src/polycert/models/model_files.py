@@ -1,0 +1,275 @@
+"""Model files: read without ever executing a pickle, written whole or not at all."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from polycert.errors import PolycertError, reason
+from polycert.forms import Shape
+from polycert.graph import Network, capture
+from polycert.graph.onnx import read_onnx
+from polycert.models.architectures import Architecture, build
+from polycert.records.certificates import whole_file
+from polycert.runtime import limits
+from polycert.runtime.distributed import checked_device
+from polycert.runtime.npz import read_arrays
+
+Weights = dict[str, Tensor]
+
+
+class ModelFile(NamedTuple):
+    """A module in evaluation mode, the shape of its inputs, and what its file says of it."""
+
+    module: nn.Module
+    input_shape: Shape
+    about: dict[str, Any]
+
+
+def load(
+    path: str | os.PathLike[str],
+    weights: str | os.PathLike[str] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> Network:
+    """A network from a file.
+
+    Args:
+        path: `.onnx`; `.safetensors` with its architecture (see `save`); `.npz` with its entry in an `index.json`
+            beside or above it; or a factory `package.module:function` that returns a module, or (module, input shape).
+        weights: for a factory: `.safetensors`, `.npz`, or a `.pt` state dict (read with `weights_only`).
+        device: where its weights shall be.
+    """
+    text, where = os.fspath(path), checked_device(device)
+    if Path(text).suffix == ".onnx":
+        _refuse_weights(text, weights)
+        return read_onnx(_existing(text), where)
+    found = load_module(path, weights)
+    return capture(found.module.to(where), found.input_shape)
+
+
+def load_module(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> ModelFile:
+    """As `load`, but the module itself."""
+    text = os.fspath(path)
+    suffix = Path(text).suffix
+    if suffix in _READERS:
+        _refuse_weights(text, weights)
+        return _READERS[suffix](_existing(text))
+    if ":" in text and not Path(text).exists():
+        return _from_factory(text, weights)
+    known = ", ".join(_READERS)
+    raise PolycertError(
+        f"cannot read model {text!r}: give a file ending in {known}, or a factory package.module:function"
+    )
+
+
+def _refuse_weights(text: str, weights: str | os.PathLike[str] | None) -> None:
+    if weights is not None:
+        raise PolycertError(f"--weights goes with a factory; {text!r} carries its own")
+
+
+def save(module: nn.Module, path: str | os.PathLike[str], architecture: Architecture, input_shape: Shape) -> None:
+    """Write weights with their architecture as `.safetensors`, under a temporary name first."""
+    target = Path(path)
+    if target.suffix != ".safetensors":
+        raise PolycertError(f"models are saved as .safetensors, not {target.name!r}")
+    if not target.resolve().parent.is_dir():
+        raise PolycertError(f"cannot write {str(target)!r}: its folder does not exist; make it first")
+    tensors = {key: value.detach().clone().contiguous() for key, value in module.state_dict().items()}
+    with torch.random.fork_rng(devices=[]):  # a module made for a check must not move the caller's random numbers
+        _filled(build(architecture), tensors, target)  # what is written must be readable
+    metadata = {"architecture": json.dumps(architecture), "input_shape": json.dumps(list(input_shape))}
+    with whole_file(target) as name:
+        name.write_bytes(_ordered(safetensors.torch.save(tensors, metadata)))
+
+
+def _ordered(content: bytes) -> bytes:
+    """A `.safetensors` file with the keys of its header in order, which the library leaves to chance."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8 : 8 + length]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[8 + length :]
+
+
+def _existing(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise PolycertError(f"there is no file {text!r}")
+    return path
+
+
+def _from_safetensors(path: Path) -> ModelFile:
+    weights, metadata = _read_safetensors(path)
+    if "architecture" not in metadata or "input_shape" not in metadata:
+        raise PolycertError(
+            f"{path.name} does not say its architecture: save it with polycert, or pass it as --weights to a factory"
+        )
+    try:
+        architecture, shape = (limits.parse_json(metadata[key]) for key in ("architecture", "input_shape"))
+    except ValueError as error:
+        raise PolycertError(f"the architecture in {path.name} cannot be read: {reason(error)}") from None
+    return _described(architecture, shape, weights, path)._replace(about=dict(metadata))
+
+
+def _from_npz(path: Path) -> ModelFile:
+    entry = _index_entry(path)
+    if "arch" not in entry or "input_shape" not in entry:
+        raise PolycertError(f"the entry of {path.name} in index.json needs arch and input_shape")
+    return _described(entry["arch"], entry["input_shape"], _read_npz(path), path)._replace(about=entry)
+
+
+def _described(architecture: Any, input_shape: Any, weights: Weights, path: Path) -> ModelFile:
+    """A module as plain values describe it, with the weights.
+
+    It is made without memory first: only if the weights fit, which are as large as their file, it is made in earnest.
+    """
+    try:
+        with torch.device("meta"):
+            _check_fit(build(architecture), weights)
+        module, shape = build(architecture), tuple(int(n) for n in input_shape)
+    except PolycertError as error:
+        raise PolycertError(f"cannot read {path.name}: {error}") from None
+    except (ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        raise PolycertError(f"the architecture of {path.name} cannot be read: {reason(error)}") from None
+    return ModelFile(_filled(module, weights, path), shape, {})
+
+
+def _check_fit(module: nn.Module, weights: Weights) -> None:
+    """Every tensor of the module is among the weights, in its shape; numbers such as counters may be left out."""
+    for name, tensor in module.state_dict().items():
+        found = weights.get(name)
+        if tensor.dim() and (found is None or found.shape != tensor.shape):
+            given = "none" if found is None else str(list(found.shape))
+            raise PolycertError(
+                f"the weights do not fit the architecture: {name} must have shape {list(tensor.shape)}, got {given}"
+            )
+
+
+def _index_entry(path: Path) -> dict[str, Any]:
+    """The model's entry in the nearest `index.json` above it."""
+    for folder in path.resolve().parents:
+        index = folder / "index.json"
+        if not index.is_file():
+            continue
+        relative = path.resolve().relative_to(folder).as_posix()
+        try:
+            entries = list(limits.parse_json(limits.read_text(index))["models"].values())
+            found = [dict(entry) for entry in entries if entry["file"] == relative]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PolycertError(f"{index} is not an index of models: {reason(error)}") from None
+        if found:
+            return found[0]
+    raise PolycertError(f"no index.json beside or above {path.name} describes it: pass it as --weights to a factory")
+
+
+def _from_onnx(path: Path) -> ModelFile:
+    raise PolycertError(f"{path.name} holds a network but no module: use pc.load, which reads ONNX files for proofs")
+
+
+def _from_factory(text: str, weights: str | os.PathLike[str] | None) -> ModelFile:
+    module_name, _, function = text.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise PolycertError(f"cannot import the model factory {text!r}: {reason(error)}") from None
+    try:
+        made = factory()
+        module, shape = made if isinstance(made, tuple) else (made, getattr(made, "input_shape", None))
+        sizes = tuple(int(n) for n in shape)
+    except Exception as error:
+        raise PolycertError(
+            f"the factory {text!r} must return (module, input_shape), or a module with an input_shape: "
+            f"{type(error).__name__}: {reason(error)}"
+        ) from None
+    if not isinstance(module, nn.Module):
+        raise PolycertError(f"the factory {text!r} must return a module, got {type(module).__name__}")
+    if weights is not None:
+        path = _existing(os.fspath(weights))
+        module = _filled(module, read_weights(path), path)
+    return ModelFile(module.eval(), sizes, {})
+
+
+def read_weights(path: Path) -> Weights:
+    """A state dict from `.safetensors`, `.npz` or `.pt`."""
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)[0]
+    if path.suffix == ".npz":
+        return _read_npz(path)
+    limits.checked_size(path)
+    try:
+        _refuse_packed(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except PolycertError:
+        raise
+    except Exception as error:
+        raise PolycertError(
+            f"cannot read {path.name} safely, without executing what it holds ({type(error).__name__}): "
+            "save model.state_dict() anew, or as .safetensors"
+        ) from None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise PolycertError(f"{path.name} is not a state dict of tensors: save model.state_dict()")
+    if not all(isinstance(name, str) and _plain(tensor) for name, tensor in state.items()):
+        raise PolycertError(f"{path.name} must hold dense tensors with their numbers, by name: save model.state_dict()")
+    return state
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
+
+
+def _refuse_packed(path: Path) -> None:
+    """torch never packs what it saves: what is packed could grow without bounds."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(member.file_size != member.compress_size for member in archive.infolist()):
+                raise PolycertError(f"{path.name} is packed, which torch.save never does: save it with torch anew")
+
+
+def _read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
+    limits.checked_size(path)
+    try:
+        with safe_open(path, "pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise PolycertError(f"cannot read {path.name}: {error}") from None
+
+
+def _read_npz(path: Path) -> Weights:
+    try:
+        return {key: torch.from_numpy(array) for key, array in read_arrays(path).items()}
+    except TypeError as error:
+        raise PolycertError(f"cannot read {path.name} as weights: {reason(error)}") from None
+
+
+def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:
+    """The module with the weights, in their own floating-point type."""
+    kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+    if not kinds <= {torch.float32, torch.float64}:
+        names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise PolycertError(f"the weights in {path.name} must be float32 or float64, got {names}: convert them first")
+    if torch.float64 in kinds:
+        module = module.double()
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise PolycertError(f"the weights in {path.name} do not fit the architecture: {str(error)[:300]}") from None
+    if any(not bool(torch.isfinite(tensor).all()) for tensor in weights.values() if tensor.is_floating_point()):
+        raise PolycertError(f"the weights in {path.name} contain NaN or infinite values")
+    return module.eval()
+
+
+_READERS: dict[str, Callable[[Path], ModelFile]] = {
+    ".safetensors": _from_safetensors,
+    ".npz": _from_npz,
+    ".onnx": _from_onnx,
+}

@@ -1,0 +1,1 @@
+"""What was found about each sample, as tables and files."""

@@ -1,0 +1,80 @@
+"""Products of two values as squares, and what is built of them: bilinear products and softmax.
+
+`x y = ((x + y)^2 - (x - y)^2) / 4`: both squares are activations of one variable, whose sums every method follows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polycert.forms import Shape
+from polycert.rules.affine import Add, Elementwise, MatMul
+from polycert.rules.decomposition import Recipe
+from polycert.rules.indexing import Pick, places_of
+from polycert.rules.op import Call, Value, rule
+from polycert.rules.shape import Reshape
+from polycert.rules.smooth import Exp, Reciprocal, Square
+
+
+def product(shape: Shape, like: Tensor) -> Recipe:
+    """The product of two nodes of one shape, entry by entry."""
+    recipe = Recipe(shape, shape)
+    squares = [recipe.add(Square(shape), recipe.add(Add(shape, (1, sign)), 0, 1)) for sign in (1, -1)]
+    gap = recipe.add(Add(shape, (1, -1)), *squares)
+    quarter = torch.full((1, *shape), 0.25, dtype=like.dtype, device=like.device)
+    recipe.add(Elementwise(quarter, None, shape, stored_weights=True), gap)
+    return recipe
+
+
+def bilinear(first: Shape, second: Shape, like: Tensor) -> Recipe:
+    """The matrix product of two nodes `[..., n, k]` and `[..., k, m]`."""
+    *outer, n, k = first
+    m = second[-1]
+    if list(second[:-1]) != [*outer, k]:
+        raise ValueError(f"matrices of shapes {first} and {second} do not fit")
+    recipe = Recipe(first, second)
+    wide = (*outer, n, m, k)
+    left = places_of(first, like).unsqueeze(-2).expand(wide)
+    right = places_of(second, like).transpose(-1, -2).unsqueeze(-3).expand(wide)
+    factors = recipe.add(Pick.of(left, first), 0), recipe.add(Pick.of(right, second), 1)
+    total = sum_last(recipe, recipe.follow(product(wide, like), *factors), like)
+    recipe.add(Reshape(recipe.shapes[total], (*outer, n, m)), total)
+    return recipe
+
+
+def sum_last(recipe: Recipe, node: int, like: Tensor) -> int:
+    """The sum over the last axis, which stays with size 1."""
+    shape = recipe.shapes[node]
+    ones = torch.ones(1, shape[-1], dtype=like.dtype, device=like.device)
+    return recipe.add(MatMul(ones, None, shape, (*shape[:-1], 1)), node)
+
+
+def softmax(shape: Shape, like: Tensor) -> Recipe:
+    """Over the last axis: `1 / sum_j exp(z_j - z_i)`, a sum that is at least 1."""
+    recipe = Recipe(shape)
+    size = shape[-1]
+    places = places_of(shape, like)
+    wide = (*shape, size)
+    others = recipe.add(Pick.of(places.unsqueeze(-2).expand(wide), shape), 0)
+    own = recipe.add(Pick.of(places.unsqueeze(-1).expand(wide), shape), 0)
+    ratios = recipe.add(Exp(wide), recipe.add(Add(wide, (1, -1)), others, own))
+    total = sum_last(recipe, ratios, like)
+    flat = recipe.add(Reshape(recipe.shapes[total], shape), total)
+    recipe.add(Reciprocal(shape), flat)
+    return recipe
+
+
+@rule("aten.softmax.int", "aten._softmax.default")
+def _softmax(call: Call) -> Recipe:
+    axis, rank = call.get(1, "dim"), len(call.out_shape)
+    if axis not in (-1, rank):
+        raise ValueError("softmax inside a network is supported over the last axis only")
+    return softmax(call.out_shape, call.like)
+
+
+@rule("aten.bmm.default")
+def _bmm(call: Call) -> Recipe:
+    if not all(isinstance(value, Value) for value in call.args[:2]):
+        raise ValueError("a product with one constant for each sample is not supported")
+    return bilinear(call.in_shapes[0], call.in_shapes[1], call.like)

@@ -1,0 +1,214 @@
+"""Convolutions: their rows live in windows, and windows of windows are windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polycert.forms import Form, Identity, Patches, Selected, Shape, Windowed, Windows
+from polycert.rules.conv_adjoint import Geometry, Overlaid, Pair, Transposed, dilated, interleaved
+from polycert.rules.op import Affine, Call, rule
+from polycert.runtime.autograd import apply
+
+WIDE = 3  # kernels side by side
+FEW_SEEN = 2**14  # numbers in the windows of an image: of more, the library's own convolution is as fast or faster
+
+
+@dataclass(frozen=True, eq=False)
+class Conv2d(Affine):
+    """A convolution of any stride, padding, dilation and number of groups."""
+
+    weight: Tensor  # [out, in / groups, kh, kw]
+    offset: Tensor | None
+    in_shape: Shape
+    out_shape: Shape
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+    @property
+    def terms(self) -> tuple[int, int]:
+        """Forward over the kernel, backward over the outputs that see a pixel."""
+        out, per_group, kh, kw = self.weight.shape
+        return (per_group * kh * kw, out // self.groups * kh * kw)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """One offset per channel."""
+        return None if self.offset is None else self.offset.reshape(1, -1, 1, 1).expand(1, *self.out_shape)
+
+    def _apply(self, values: Tensor, weight: Tensor, offset: Tensor | None = None) -> Tensor:
+        if values.shape[0] == 1 and self.groups == 1 and self._seen <= FEW_SEEN:
+            return self._apply_to_one(values, weight, offset)
+        return F.conv2d(values, weight, offset, self.stride, self.padding, self.dilation, self.groups)
+
+    def _apply_to_one(self, values: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
+        """Of a single small image, as a product: the library takes longer to prepare than this to compute."""
+        seen = F.unfold(values, weight.shape[2:], self.dilation, self.padding, self.stride).squeeze(0)
+        rows = weight.flatten(1)
+        found = rows @ seen if offset is None else torch.addmm(offset.unsqueeze(1), rows, seen)
+        return found.reshape(1, *self.out_shape)
+
+    @property
+    def _seen(self) -> int:
+        """Numbers in all windows of an image together."""
+        return self.terms[0] * self.out_shape[1] * self.out_shape[2]
+
+    def push(self, *columns: Tensor) -> Tensor:
+        """The convolution without its offset."""
+        return self._apply(columns[0], self.weight)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The convolution."""
+        return self._apply(inputs[0], self.weight, self.offset)
+
+    def absolute(self, values: Tensor) -> Tensor:
+        """With absolute weights."""
+        return self._apply(values, self.weight.abs())
+
+    @cached_property
+    def _geometry(self) -> Geometry:
+        return Geometry(self.in_shape, self.stride, self.padding, self.dilation, self.groups)
+
+    @cached_property
+    def _interleaved(self) -> Tensor | None:
+        return interleaved(self.weight, self._geometry)
+
+    def adjoint(self, rows: Tensor) -> Tensor:
+        """The transposed convolution, back to the input's exact size."""
+        image: Tensor = apply(Transposed, rows, self.weight, self._interleaved, self._geometry)
+        return image
+
+    def pull_identity(self, form: Identity) -> Form:
+        """The kernel as a window on the output's grid, shared by all positions and samples if a factor is too."""
+        coef = self.kernel.transpose(1, 2)[None, None]  # [1, 1, out, kh, in, kw]
+        factor = form.factor
+        if factor is not None:
+            same = len(factor) == 1 and factor.stride()[2:] == (0, 0)  # one for a channel, as of a batch norm
+            factor = factor[:, :, :1, :1] if same else factor
+            coef = coef * factor.flatten(2).transpose(1, 2)[..., None, None, None]
+        grid = (self.out_shape[1], self.out_shape[2])
+        return Patches(coef, self.in_shape, grid, self.stride, self.padding, masked=self.padding == (0, 0))
+
+    def pull_selected(self, form: Selected) -> Form:
+        """The kernels of the chosen channels, as windows at the chosen points."""
+        channel, line, column = form.points()
+        coef, grid = form.times(self.kernel.transpose(1, 2)[channel]), (self.out_shape[1], self.out_shape[2])
+        masked = self.padding == (0, 0)
+        return Windows(coef, self.in_shape, grid, self.stride, self.padding, masked, form.index, line, column)
+
+    def pull_windowed(self, form: Windowed) -> Form:
+        """A window of windows is a window: one product with the kernel's own small matrix."""
+        reach = self.reach(form.window)
+        if reach[0] > self.in_shape[1] and reach[1] > self.in_shape[2]:
+            return form.dense().pull(self)  # the window would be larger than the image
+        (sh, sw), (ph, pw) = self.stride, self.padding
+        start = (form.start[0] * sh + ph, form.start[1] * sw + pw)
+        return replace(
+            form,
+            coef=self._widen_windows(form.mask().coef, reach),
+            shape=self.in_shape,
+            stride=(form.stride[0] * sh, form.stride[1] * sw),
+            start=start,
+            masked=start == (0, 0),
+        )
+
+    def reach(self, window: Pair) -> Pair:
+        """Lines and columns of the input that a window over the output sees."""
+        kernel = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.weight.shape[2:], strict=True)]
+        return ((window[0] - 1) * self.stride[0] + kernel[0], (window[1] - 1) * self.stride[1] + kernel[1])
+
+    def _widen_windows(self, coef: Tensor, reach: Pair) -> Tensor:
+        """Windows over the output `[..., kh, C', kw]` as windows over the input."""
+        # A line's matrix is the kernel with zeros on both sides: small windows do not mind, large ones are images.
+        widen = self._widen_images if reach[1] > WIDE * self.reach((1, 1))[1] else self._widen_lines
+        wide = widen(coef.flatten(0, -4), reach)
+        return wide.reshape(*coef.shape[:-3], reach[0], self.in_shape[0], reach[1])
+
+    def _widen_images(self, coef: Tensor, reach: Pair) -> Tensor:
+        """Each window by the transposed convolution."""
+        geometry = self._geometry._replace(in_shape=(self.in_shape[0], *reach), padding=(0, 0))
+        rows = coef.transpose(1, 2)
+        wide: Tensor = apply(Transposed, rows, self.weight, self._interleaved, geometry)
+        return wide.transpose(1, 2)
+
+    def _widen_lines(self, coef: Tensor, reach: Pair) -> Tensor:
+        """One line of the windows at a time.
+
+        A line of a window weighs the same lines of the input wherever it is, only further down: one matrix for all.
+        """
+        line = self.in_shape[0] * reach[1]
+        matrix, step = self._line_matrix(coef.shape[-1]), self.stride[0] * line
+        wide: Tensor = apply(Overlaid, coef.flatten(2), matrix, step, reach[0] * line)
+        return wide
+
+    def _line_matrix(self, width: int) -> Tensor:
+        """What one line of a window weighs in the input: `[C' * width, kernel height * C * reach]`."""
+        if width not in self._line_matrices:
+            reach = self.reach((1, width))[1]
+            # Repeated with a period of one stride more than a row, each row begins one stride further to the right.
+            line = F.pad(self.kernel.transpose(1, 2), (0, reach + self.stride[1] - self.kernel.shape[3]))
+            repeated = line.unsqueeze(3).expand(-1, -1, -1, width, -1).flatten(3)
+            rows = repeated[..., : width * reach].unflatten(3, (width, reach))  # [C', kh, C, width, reach]
+            self._line_matrices[width] = rows.permute(0, 3, 1, 2, 4).reshape(self.out_shape[0] * width, -1)
+        return self._line_matrices[width]
+
+    @cached_property
+    def _line_matrices(self) -> dict[int, Tensor]:
+        return {}
+
+    @cached_property
+    def kernel(self) -> Tensor:
+        """The weights with groups and dilation written out: `[out, in, kh, kw]`."""
+        weight = dilated(self.weight, self.dilation)
+        if self.groups == 1:
+            return weight
+        out, per_group = weight.shape[:2]
+        owner = torch.arange(out, device=weight.device) // (out // self.groups)
+        member = torch.arange(self.in_shape[0], device=weight.device) // per_group
+        tiled = weight.repeat(1, self.groups, 1, 1)
+        return tiled * (owner[:, None] == member[None, :]).to(weight.dtype)[..., None, None]
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    if isinstance(value, int):
+        return (value, value)
+    return (value[0], value[-1])
+
+
+@rule("aten.conv2d.default", "aten.conv2d.padding", "aten.convolution.default")
+def _conv2d(call: Call) -> Affine:
+    weight = call.get(1, "weight")
+    if weight.dim() != 4 or call.get(6, "transposed", False) is True:
+        raise ValueError("only two-dimensional convolutions, not transposed, are supported")
+    stride, dilation = _pair(call.get(3, "stride", 1)), _pair(call.get(5, "dilation", 1))
+    padding = call.get(4, "padding", 0)
+    if isinstance(padding, str):
+        padding = same_padding(padding, weight, dilation)
+    groups = call.args[8] if call.target == "aten.convolution.default" else call.get(6, "groups", 1)
+    return Conv2d(
+        weight,
+        call.get(2, "bias"),
+        call.in_shapes[0],
+        call.out_shape,
+        stride,
+        _pair(padding),
+        dilation,
+        int(groups),
+    )
+
+
+def same_padding(name: str, weight: Tensor, dilation: Pair) -> Pair:
+    """The padding that a name stands for."""
+    if name == "valid":
+        return (0, 0)
+    total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    if any(t % 2 for t in total):
+        raise ValueError("padding='same' with an even kernel is one-sided; pad the input instead")
+    return (total[0] // 2, total[1] // 2)

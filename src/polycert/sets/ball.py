@@ -1,0 +1,356 @@
+"""What the input may do: an l_p ball of radius eps around a sample, inside a box."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from dataclasses import dataclass, field, replace
+from decimal import ROUND_DOWN, Context
+from functools import cached_property
+from numbers import Real
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polycert.errors import PolycertError
+from polycert.forms import Form
+from polycert.rules.op import Interval
+from polycert.sets.geometry import dual_norm, largest_drop, power_norm, signed_powers
+from polycert.sets.rounding import Rounding, difference_up, number_up, outward, round_down, round_up
+
+Array = Tensor | np.ndarray
+Extremes = tuple[Tensor, Tensor]
+Minimum = Literal["open", "joint", "either"]
+JOINT_NUMBERS = 2**22  # numbers that the joint minimum works on at a time
+LEAST_NORM = 1.05  # of open balls: powers of a larger dual order underflow, and bound less on trained networks
+
+
+def norm_text(norm: float) -> str:
+    """A norm as records and recipes write it, never a larger one: all digits where six are not enough."""
+    short = f"{norm:g}"
+    return short if float(short) == norm else repr(norm)
+
+
+def eps_text(eps: float) -> str:
+    """A radius in six digits, rounded down: nothing was proved about a larger one."""
+    short = f"{eps:.6g}"
+    return short if float(short) <= eps else f"{Context(prec=6, rounding=ROUND_DOWN).create_decimal(eps):g}"
+
+
+@dataclass(frozen=True)
+class Ball:
+    """A specification: `||x' - x||_norm <= eps` and `low <= x' <= high`.
+
+    Args:
+        norm: p of the l_p norm, in [1, inf].
+        eps: radius, one number or one per sample, >= 0.
+        low, high: the box, each None, a number, or an array of the shape of one sample.
+        minimum: how hidden layers are bounded over the ball and the box when p < inf. "open" counts only the
+            coordinates that have room to move; "joint" takes ball and box exactly together, up to a hundred times
+            slower and a little tighter; "either" takes the better of the ball alone and the box alone, which is the
+            paper's convention. Margins and distances are joint always.
+
+    Example:
+        >>> Ball(norm=2, eps=0.3, low=0.0, high=1.0).at(torch.zeros(1, 2)).box.upper[0, 0] >= 0.3
+        tensor(True)
+    """
+
+    norm: float = math.inf
+    eps: float | Array = 0.0
+    low: float | Array | None = None
+    high: float | Array | None = None
+    minimum: Minimum = field(default="open", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.norm, Real) or not self.norm >= 1 or _as_float(self.norm) is None:
+            raise PolycertError(f"norm must be at least 1 (inf for the maximum norm), got {self.norm!r}")
+        eps = as_numbers("eps", self.eps)
+        if not bool((eps >= 0).all()) or not bool(torch.isfinite(eps).all()) or eps.dim() > 1:
+            raise PolycertError(f"eps must be a finite number >= 0, or one per sample, got {self.eps}")
+        if self.minimum not in get_args(Minimum):
+            raise PolycertError(f"minimum must be one of {', '.join(get_args(Minimum))}, got {self.minimum!r}")
+        sides = [as_numbers(name, side) for name in ("low", "high") if (side := getattr(self, name)) is not None]
+        if len(sides) == 2:
+            low, high = sides
+            try:
+                ordered = bool((low <= high).all())
+            except RuntimeError:
+                raise PolycertError(f"low and high differ in shape: {tuple(low.shape)}, {tuple(high.shape)}") from None
+            if not ordered:
+                raise PolycertError("low must not be above high")
+
+    def at(self, x: Tensor) -> Region:
+        """The set around each sample of a batch `[batch, *shape]`."""
+        eps = as_numbers("eps", self.eps).to(x.device)
+        if eps.dim() and eps.shape != x.shape[:1]:
+            raise PolycertError(f"eps has {eps.shape[0]} values for {x.shape[0]} samples: give one per sample")
+        shape = tuple(x.shape[1:])
+        region = Region(
+            x.detach(),
+            self.norm,
+            eps.expand(x.shape[0]),
+            _side(self.low, shape, x, -1),
+            _side(self.high, shape, x, 1),
+            self.minimum,
+        )
+        region.check_inside()
+        return region
+
+    def with_eps(self, eps: float | Array) -> Ball:
+        """The same set with another radius."""
+        return replace(self, eps=eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A ball at a batch: what methods, distances and attacks work with. Constants, without gradients."""
+
+    x: Tensor  # [batch, *shape]
+    norm: float
+    eps: Tensor  # [batch], float64
+    low: Tensor | None  # [1, *shape], or [batch, *shape] for a box of each sample's own
+    high: Tensor | None
+    minimum: str
+
+    def check_inside(self) -> None:
+        """Samples must lie in the box: a radius around a point outside it means nothing."""
+        if not torch.equal(self.clip(self.x), self.x):
+            raise PolycertError("inputs lie outside the box [low, high]: scale them, or widen the box")
+
+    def __getitem__(self, index: Tensor | slice) -> Region:
+        """The same for some of the samples; sides of their own go with them."""
+        low, high = (side if side is None or side.shape[0] == 1 else side[index] for side in (self.low, self.high))
+        return replace(self, x=self.x[index], eps=self.eps[index], low=low, high=high)
+
+    def to(self, dtype: torch.dtype) -> Region:
+        """The same set in another floating-point type: the box rounds outward, x to the nearest."""
+        if dtype == self.x.dtype:
+            return self
+        low = None if self.low is None else round_down(self.low, dtype)
+        high = None if self.high is None else round_up(self.high, dtype)
+        return replace(self, x=self.x.to(dtype), low=low, high=high)
+
+    @cached_property
+    def radius(self) -> Tensor:
+        """eps in the type of x, rounded up: `[batch]`."""
+        return round_up(self.eps, self.x.dtype)
+
+    @cached_property
+    def box(self) -> Interval:
+        """The smallest box around the set, rounded outward."""
+        eps = self.radius.reshape(-1, *(1,) * (self.x.dim() - 1))
+        lower, upper = outward(self.x - eps, self.x + eps)
+        lower, upper = (torch.where(eps > 0, end, self.x) for end in (lower, upper))
+        if self.low is not None:
+            lower = torch.maximum(lower, self.low)
+        if self.high is not None:
+            upper = torch.minimum(upper, self.high)
+        return Interval(lower, upper)
+
+    @cached_property
+    def _middle(self) -> tuple[Tensor, Tensor]:
+        """Centre and half-width of the box, the latter rounded up."""
+        return _centre(self.box)
+
+    @cached_property
+    def _outer(self) -> tuple[Tensor, Tensor]:
+        """Centre and half-width of the given box [low, high], infinite where it is open."""
+        low = self.x.new_full((1, *self.x.shape[1:]), -math.inf) if self.low is None else self.low
+        high = self.x.new_full((1, *self.x.shape[1:]), math.inf) if self.high is None else self.high
+        if bool((torch.isinf(low) | torch.isinf(high)).any()):
+            return torch.zeros_like(low), torch.full_like(low, math.inf)
+        return _centre(Interval(low, high))
+
+    @property
+    def magnitude(self) -> Tensor:
+        """The largest size of each coordinate: `[batch, *shape]`."""
+        return self.box.magnitude
+
+    def extremes(self, form: Form, rounding: Rounding | None = None, *, joint: bool = False) -> Extremes:
+        """Bounds of every row of a form over the set: two tensors `[batch, rows]`.
+
+        With `rounding`, what the radius loses is covered here; the caller covers the sums over the coordinates.
+        """
+        relative = 0.0 if rounding is None else rounding.gamma(form.length)
+        if math.isinf(self.norm):
+            return _around(*form.dots(*self._middle), 1 + 2 * relative)
+        form = form.inside()
+        if joint or self.minimum == "joint" or (self.low is None and self.high is None):
+            return self._joint(form, relative)
+        at_x = form.dot(self.x)
+        if self.minimum == "open":
+            exponents = 0.0 if rounding is None else _exponent_error(form)
+            falling, rising = (drop * (1 + 2 * relative + exponents) for drop in self._open(form))
+            ball, (centre, half) = (at_x - falling, at_x + rising), self._middle
+        else:
+            ball, (centre, half) = _around(at_x, self._ball_alone(form), 1 + 2 * relative), self._outer
+        if bool(torch.isinf(half).any()):
+            return ball
+        box = _around(*form.dots(centre, half), 1 + 2 * relative)
+        return torch.maximum(ball[0], box[0]), torch.minimum(ball[1], box[1])
+
+    def _ball_alone(self, form: Form) -> Tensor:
+        return self._per_row(form, dual_norm(form.coefficients().abs(), self.norm)) * self.radius[:, None]
+
+    def _per_row(self, form: Form, values: Tensor) -> Tensor:
+        """Values per row of coefficients as `[batch or 1, rows]`."""
+        if values.dim() == 3:  # windows on a grid, perhaps shared by all positions
+            values = values.expand(-1, form.align(self.x[:1]).shape[1], -1)
+        return form.collect(values)
+
+    def _open(self, form: Form) -> Extremes:
+        """How far each row can fall and rise in the ball if coordinates without room in that direction stay put.
+
+        The dual norm of the coordinates that may move: two products, even where all samples share the coefficients.
+        A norm near 1, whose dual is a largest entry and no sum, takes a larger ball, or its own without the box.
+        """
+        norm = max(self.norm, LEAST_NORM)
+        order = norm / (norm - 1)
+        coef = form.coefficients()
+        top = torch.linalg.vector_norm(coef.detach(), torch.inf, -1, keepdim=True)
+        positive, negative = (form.with_coefficients(size) for size in signed_powers(coef, top, order))
+        down, up = ((room > 0).to(coef.dtype) for room in self.rooms())
+        # Powers of coefficients far below the largest may underflow, and that one may have no room.
+        lost = form.length * torch.finfo(coef.dtype).tiny
+        (fall, rise), (back, forth) = _dots(positive, down, up), _dots(negative, up, down)
+        scale = self._per_row(form, top.squeeze(-1)) * self.radius[:, None]
+        drops = _root(fall + back + lost, order) * scale, _root(rise + forth + lost, order) * scale
+        if norm == self.norm:
+            return drops
+        alone = self._ball_alone(form)
+        return torch.minimum(drops[0], alone), torch.minimum(drops[1], alone)
+
+    def _joint(self, form: Form, relative: float) -> Extremes:
+        """The exact minimum and maximum over ball and box together."""
+        at_x = form.dot(self.x)
+        if self.low is None and self.high is None:
+            return _around(at_x, self._ball_alone(form), 1 + 2 * relative)
+        coef = form.coefficients()
+        eps = self.radius.reshape(-1, *(1,) * (coef.dim() - 2))
+        rooms = [form.align(room) for room in self.rooms()]
+        # Coefficients that all samples share are written out here, so a few rows at a time.
+        step = max(1, JOINT_NUMBERS // (len(self.x) * coef[:1, :1].numel()))
+        falling, rising = [], []
+        for begin in range(0, max(coef.shape[1], rooms[0].shape[1]), step):
+            part = coef[:, begin : begin + step] if coef.shape[1] > 1 else coef
+            below, above = (room[:, begin : begin + step] if room.shape[1] > 1 else room for room in rooms)
+            weight = part.abs()
+            falling.append(largest_drop(weight, torch.where(part < 0, above, below), eps, self.norm, relative))
+            rising.append(largest_drop(weight, torch.where(part > 0, above, below), eps, self.norm, relative))
+        return at_x - form.collect(torch.cat(falling, 1)), at_x + form.collect(torch.cat(rising, 1))
+
+    def rooms(self) -> tuple[Tensor, Tensor]:
+        """How far each coordinate may go down and up inside the ball's own box: `[batch, *shape]` each, rounded up."""
+        down, up = self.x - self.box.lower, self.box.upper - self.x
+        return difference_up(down.clamp(min=0)), difference_up(up.clamp(min=0))
+
+    def box_rooms(self) -> tuple[Tensor, Tensor] | None:
+        """The same inside the given box alone, or None without one; exact in float64 for float32 inputs."""
+        if self.low is None and self.high is None:
+            return None
+        down = torch.full_like(self.x, math.inf) if self.low is None else self.x - self.low
+        up = torch.full_like(self.x, math.inf) if self.high is None else self.high - self.x
+        return down, up
+
+    def project(self, points: Tensor) -> Tensor:
+        """Points `[batch, *shape]` brought into the set: clipped to the box and drawn towards x into the ball.
+
+        Drawing towards x keeps a point in the box, which is convex and holds x.
+        """
+        clipped = self.clip(points)
+        if math.isinf(self.norm):
+            return torch.maximum(torch.minimum(clipped, self.box.upper), self.box.lower)
+        delta = (clipped - self.x).flatten(1)
+        size = power_norm(delta.abs(), self.norm)
+        shrink = torch.where(size > self.radius, self.radius / size.clamp(min=1e-30), torch.ones_like(size))
+        return self.clip(self.x + (delta * shrink[:, None]).reshape(self.x.shape))
+
+    def clip(self, points: Tensor) -> Tensor:
+        """Points brought into the box alone."""
+        if self.low is not None:
+            points = torch.maximum(points, self.low)
+        return points if self.high is None else torch.minimum(points, self.high)
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Random points of the set, `[count, batch, *shape]`: half of them at its corners or surface."""
+        draws = []
+        for index in range(count):
+            noise = torch.rand(self.x.shape, generator=generator, dtype=self.x.dtype, device=self.x.device) * 2 - 1
+            noise = noise.sign() if index % 2 else noise
+            if index % 4 >= 2:  # few coordinates moved far: the corners of an l_1 ball
+                noise = noise * (torch.rand(self.x.shape, generator=generator, device=self.x.device) < 0.2)
+            size = power_norm(noise.flatten(1).abs(), self.norm).clamp(min=1e-30)
+            scale = (self.radius / size).reshape(-1, *(1,) * (self.x.dim() - 1))
+            draws.append(self.project(self.x + noise * scale))
+        return torch.stack(draws)
+
+
+def as_numbers(name: str, value: float | Array) -> Tensor:
+    """One number or an array of them in float64, none of them NaN; or a clear error."""
+    given: Any = _as_float(value) if isinstance(value, Real) else value
+    try:
+        found = torch.as_tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        found = None
+    if found is None or found.is_sparse or (torch.is_tensor(value) and value.is_complex()):
+        raise PolycertError(f"{name} must be a real number or an array of them, got {reprlib.repr(value)}")
+    if bool(found.isnan().any()):
+        raise PolycertError(f"{name} must not be NaN")
+    return found
+
+
+def _as_float(value: Real) -> float | None:
+    """The number as a float; None if it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _side(value: float | Array | None, shape: tuple[int, ...], like: Tensor, sign: int) -> Tensor | None:
+    """One side of the box as `[1, *shape]`, rounded outward to the type of the inputs; `sign` -1 for the lower one."""
+    if value is None:
+        return None
+    if isinstance(value, Real):
+        return like.new_full((), sign * number_up(sign * float(value), like.dtype)).expand(1, *shape)
+    side = sign * round_up(sign * as_numbers("a side", value).to(like.device), like.dtype)
+    try:
+        return side.expand(1, *shape)
+    except RuntimeError:
+        raise PolycertError(
+            f"the box has shape {tuple(side.shape)} but a sample has shape {shape}: give a number or one per feature"
+        ) from None
+
+
+def _centre(box: Interval) -> tuple[Tensor, Tensor]:
+    centre = (box.lower + box.upper) / 2
+    half = torch.maximum(box.upper - centre, centre - box.lower)
+    return centre, difference_up(half)
+
+
+def _dots(form: Form, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Two products with the same rows: at once, and with one gradient, where all samples share them."""
+    if len(form.coefficients()) > 1:
+        return form.dot(first), form.dot(second)
+    both = form.dot(torch.cat([first, second]))
+    return both[: len(first)], both[len(first) :]
+
+
+def _root(total: Tensor, order: float) -> Tensor:
+    """`total ** (1 / order)`, with no gradient where the powers have all but underflowed: it would overflow."""
+    live = total > math.sqrt(torch.finfo(total.dtype).tiny)
+    return torch.where(live, torch.where(live, total, 1) ** (1 / order), total.detach() ** (1 / order))
+
+
+def _exponent_error(form: Form) -> float:
+    """How far off, relatively, powers and roots of numbers down to the smallest are by rounded exponents."""
+    kind = torch.finfo(form.coefficients().dtype)
+    return -2 * math.log(kind.tiny) * kind.eps
+
+
+def _around(middle: Tensor, spread: Tensor, widen: float) -> Extremes:
+    """`middle -+ widen spread`."""
+    wide = spread if widen == 1 else spread * widen
+    return middle - wide, middle + wide

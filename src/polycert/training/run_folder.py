@@ -1,0 +1,112 @@
+"""A run's folder: checkpoints that survive a kill at any moment, metrics, the model.
+
+| file | what |
+|---|---|
+| `recipe.toml` | the whole recipe |
+| `state.json` | what is finished, and which file of tensors belongs to it |
+| `checkpoint-N.safetensors` | weights, averages and the optimiser's moments after N epochs |
+| `model.safetensors` | the model so far, for `polycert certify` |
+| `metrics.jsonl` | a line per epoch |
+
+`state.json` is replaced last and in one go, so it always names a complete file of tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from polycert.errors import PolycertError
+from polycert.records.certificates import whole_file
+from polycert.runtime.limits import parse_json, read_text
+from polycert.training.metrics import read_metrics
+
+FORMAT = 2
+
+
+class Checkpoint(NamedTuple):
+    """The state after so many epochs: small facts and tensors."""
+
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class RunFolder:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state, self.recipe, self.model, self.metrics = (
+            path / name for name in ("state.json", "recipe.toml", "model.safetensors", "metrics.jsonl")
+        )
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self.state.is_file()
+
+    def make(self, recipe: str) -> None:
+        """The folder itself with the recipe in it, without remains of a killed run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise PolycertError(f"cannot train into {str(self.path)!r}: it is a file; give a folder")
+        self._check_foreign(recipe)
+        self.path.mkdir(parents=True, exist_ok=True)
+        for file in (self.state, self.recipe, self.model, self.metrics, self.path / "checkpoint-*.safetensors"):
+            for part in self.path.glob(f".{file.stem}-????????{file.suffix}"):  # what a kill left half-written
+                part.unlink()
+        self.write_text(self.recipe, recipe)
+
+    def _check_foreign(self, recipe: str) -> None:
+        """Refuse to write over files that no run of this recipe has left; one killed in its first epoch may have."""
+        own = self.started or (self.recipe.is_file() and self.recipe.read_bytes() == recipe.encode())
+        found = [file.name for file in (self.recipe, self.model, self.metrics) if file.exists()]
+        if found and not own:
+            raise PolycertError(
+                f"{str(self.path)!r} holds {', '.join(found)} of something else: give another --run-dir, or move them"
+            )
+
+    def write(self, epoch: int, checkpoint: Checkpoint) -> None:
+        """Tensors first, then the state that names them; older tensors go last."""
+        name = f"checkpoint-{epoch}.safetensors"
+        tensors = {key: value.detach().contiguous() for key, value in checkpoint.tensors.items()}
+        with whole_file(self.path / name) as part:
+            safetensors.torch.save_file(tensors, part)
+        facts = {"format": FORMAT, "epoch": epoch, "tensors": name, **checkpoint.facts}
+        self.write_text(self.state, json.dumps(facts, indent=1) + "\n")
+        for old in self.path.glob("checkpoint-*.safetensors"):
+            if old.name != name:
+                old.unlink()
+
+    def read(self) -> tuple[int, Checkpoint]:
+        """The last finished epoch and its state, or a clear error."""
+        if not self.started:
+            raise PolycertError(f"there is no checkpoint in {str(self.path)!r}: train without --resume first")
+        try:
+            facts = parse_json(read_text(self.state))
+            if facts["format"] != FORMAT:
+                raise PolycertError(f"{self.state} has format {facts['format']}, this version reads {FORMAT}")
+            tensors = safetensors.torch.load_file(self.path / str(facts["tensors"]))
+            return int(facts["epoch"]), Checkpoint(facts, tensors)
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError, SafetensorError) as error:
+            raise PolycertError(f"the checkpoint in {str(self.path)!r} cannot be read: {error}") from None
+
+    def cut_metrics(self, epochs: int) -> None:
+        """Forget lines of epochs that will be run again."""
+        if self.metrics.is_file():
+            kept = [row for row in read_metrics(self.metrics) if row["epoch"] <= epochs]
+            self.write_text(self.metrics, "".join(f"{json.dumps(row)}\n" for row in kept))
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        """One line more."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def write_text(self, target: Path, text: str) -> None:
+        """A whole file or none."""
+        with whole_file(target) as part:
+            part.write_text(text, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Questions decided: by bounds, attacks, splitting and programs."""

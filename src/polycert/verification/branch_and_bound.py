@@ -1,0 +1,184 @@
+"""Branch and bound on the sides of unstable units, many nodes at a time.
+
+Units to branch on are found in two steps (a filtered BaBSR). In every layer, the units that take most from the bound at
+the node's worst input are candidates: these gaps add up to the difference between the bound and the network's true
+value there; they are means over the steps of the ascent, because the worst input jumps between corners. Each candidate
+is then tried, and the one whose lower half gains most is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polycert.verification.beta_crown import Ascent, ascend
+from polycert.verification.branching import try_units
+from polycert.verification.budget import Budget
+from polycert.verification.counterexample import Replay, Witness
+from polycert.verification.dual_bound import Aim, Multipliers, multipliers, proved_bound
+from polycert.verification.leaf_lp import Leaf, solve_leaf
+from polycert.verification.nodes import Nodes
+from polycert.verification.rational import Undecided
+from polycert.verification.rational_leaf import ExactLeaf
+from polycert.verification.reduced_problem import Reduced
+from polycert.verification.specification import worst_clause
+from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Result
+
+ROOT_STEPS = 24
+STEPS = 8  # of each half, and as many again for deeper networks
+BATCH = 64
+CANDIDATES = 8  # of each layer
+# Candidates below this margin in the search's type are worth a forward pass.
+CANDIDATE = 1e-4
+
+
+@dataclass(eq=False)
+class Search:
+    """One reduced problem being searched: the open nodes, and what was found on the way."""
+
+    problem: Reduced
+    replay: Replay
+    budget: Budget
+    seconds: float  # of the budget, for this search
+    witness: Witness | None = None
+    doubtful: Witness | None = None  # fails in float64, not in the network's own type
+    # Clauses with a leaf that is too close for a proof: the solver says that nothing fails there, or does not know.
+    believed: set[int] = field(default_factory=set)
+    stuck: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.fast = self.problem.to(torch.float32)
+        self.open_clauses = torch.arange(len(self.problem.members))
+
+    def run(self, nodes: float = math.inf) -> Result:
+        """Optimise slopes at the root, then branch until nothing is open, or the time or so many nodes are spent."""
+        opening = self.bound(Nodes.roots(self.fast), 1)
+        open_ = self.bound(opening.nodes, ROOT_STEPS) if len(opening.nodes) else opening
+        if self.witness is not None or not len(open_.nodes):
+            self.open_clauses = self.open_clauses[:0]
+            return self._result("slopes")
+        most = self.budget.nodes + nodes
+        while len(open_.nodes) and self.witness is None and self.budget.nodes < most and self._in_time:
+            open_ = self._branch(open_)
+        open_clauses = self.believed.union(self.stuck, open_.nodes.clause.tolist())
+        self.open_clauses = torch.tensor(sorted(open_clauses), dtype=torch.long)
+        return self._result("branch")
+
+    @property
+    def _in_time(self) -> bool:
+        return self.budget.spent < self.seconds
+
+    def _result(self, stage: str) -> Result:
+        """Robust only if no clause is open."""
+        left = set(self.open_clauses.tolist())
+        found = self.witness or (self.doubtful if left else None)
+        if found is not None:
+            return Result(FALSIFIED, stage, found)
+        if not left:
+            return Result(ROBUST, stage, proof=RIGOROUS)
+        return Result(UNKNOWN, stage, proof=SOLVER if left <= self.believed - self.stuck else None)
+
+    def bound(self, nodes: Nodes, steps: int) -> Ascent:
+        """Bound nodes, try their worst inputs, and leave out what is proved."""
+        found = ascend(self.fast, nodes, steps=steps, goal=0.0)
+        self.budget.evaluations += steps * len(nodes)
+        self._try(found.inputs)
+        left = ~self._proved(found.nodes)
+        return Ascent(found.nodes[left], found.inputs[left], found.gaps[left])
+
+    def _proved(self, nodes: Nodes) -> Tensor:
+        """Which nodes are closed: those that look so, decided in float64 with all rounding covered."""
+        likely = nodes.bound > 0
+        some = nodes[likely]
+        if len(some):
+            alpha, beta, weight = some.alpha.double(), some.beta.double(), some.weight.double()
+            at = multipliers(self.problem, some.split, alpha, beta, Aim.of(self.problem, weight))
+            likely[likely.clone()] = self._closed(some.split, at, weight)
+        return likely
+
+    def _closed(self, split: Tensor, at: Multipliers, weight: Tensor) -> Tensor:
+        self.budget.evaluations += len(split)
+        return proved_bound(self.problem, split, at.nu, weight) > 0
+
+    def _try(self, inputs: Tensor) -> None:
+        """Replay the worst of some inputs, if it looks as if it failed."""
+        margins = worst_clause(self.fast.values(inputs)[1], self.problem.members)
+        k = int(margins.argmin())
+        if float(margins[k]) <= CANDIDATE:
+            self._believe(self.replay(inputs[k : k + 1]))
+
+    def _believe(self, found: Witness | None) -> None:
+        if found is not None and found.agreed:
+            self.witness = found
+        elif found is not None:
+            self.doubtful = found
+
+    def _branch(self, open_: Ascent) -> Ascent:
+        """Take the lowest nodes, split each on the unit with the largest gap, and bound the halves."""
+        order = open_.nodes.bound.argsort(descending=self._crowded(open_.nodes))
+        taken, rest = order[:BATCH], order[BATCH:]
+        nodes, gaps = open_.nodes[taken], open_.gaps[taken]
+        kept = Ascent(open_.nodes[rest], open_.inputs[rest], open_.gaps[rest])
+        free = nodes.split == 0
+        for k in (~free.any(1)).nonzero().flatten().tolist():
+            self._leaf(nodes[k : k + 1])
+        inner = free.any(1)
+        if self.witness is not None or not bool(inner.any()):
+            return kept
+        self.budget.nodes += 2 * int(inner.sum())
+        halves = self.bound(self._halves(nodes[inner], gaps[inner]), STEPS * min(len(self.fast.layers), 2))
+        joined = [torch.cat(pair) for pair in zip(kept[1:], halves[1:], strict=True)]
+        return Ascent(Nodes.join([kept.nodes, halves.nodes]), joined[0], joined[1])
+
+    def _halves(self, nodes: Nodes, gaps: Tensor) -> Nodes:
+        """Both halves of each node by the best of its candidates, with the multipliers of the node."""
+        score = torch.where(nodes.split == 0, gaps, -torch.inf)
+        places = [
+            layer.start + score[:, layer].topk(min(CANDIDATES, layer.stop - layer.start), 1).indices
+            for layer in self.fast.layers
+        ]
+        unit = torch.cat(places, 1)
+        count, trials = unit.shape
+        tried = try_units(self.fast, nodes, unit)
+        self.budget.evaluations += len(tried)
+        # More than enough to be proved is no more than enough.
+        gain = (tried.bound.reshape(2, count, trials) - nodes.bound[:, None]).clamp(min=0)
+        low, high = gain.minimum(-nodes.bound[:, None]).sort(0).values
+        worth = low + 0.1 * high + 1e-6 * score.gather(1, unit)
+        taken = torch.arange(count) * trials + worth.argmax(1)
+        return tried[torch.cat([taken, taken + count * trials])]
+
+    def _crowded(self, nodes: Nodes) -> bool:
+        """Whether memory is short: then what is nearest to a proof goes first."""
+        size = 4 * (2 * nodes.alpha.shape[1] + nodes.weight.shape[1]) + nodes.split.shape[1]
+        return len(nodes) * (size + 4 * self.fast.units.direct.shape[1]) > self.budget.memory
+
+    def _leaf(self, node: Nodes) -> None:
+        """Settle a node without free units by a linear program."""
+        leaf = solve_leaf(self.problem, node)
+        self.budget.evaluations += 1
+        if leaf is None:
+            self.stuck.add(int(node.clause))
+            return
+        if bool(self._closed(node.split, leaf.multipliers, leaf.weight)):
+            return
+        self._believe(self.replay(leaf.inputs))
+        if self.witness is None and not self._closed_exactly(node, leaf) and self.witness is None:
+            # Too close to call: the solver's word is noted, and proves nothing.
+            (self.believed if leaf.safe else self.stuck).add(int(node.clause))
+
+    def _closed_exactly(self, node: Nodes, leaf: Leaf) -> bool:
+        """Whether exact arithmetic proves a leaf; a point of it that fails is a counterexample."""
+        try:
+            exact = ExactLeaf(self.problem, self.replay.net.exact, node, leaf)
+            if exact.proved():
+                return True
+            vertex = exact.vertex()
+        except Undecided:
+            return False
+        if vertex is not None:
+            self._believe(self.replay.exactly(vertex))
+        return False

@@ -1,0 +1,181 @@
+"""Branch and bound on the input: for networks with few inputs, boxes are halved until every one is proved.
+
+A condition "some row is positive" is checked for a batch of boxes at a time. Where no row's lower bound is positive,
+the rows' linear bounds first cut the box down to where all of them allow failure, then it is halved along the input
+that moves its best row most.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polycert.bounding.backward import LOWER, Pass
+from polycert.bounding.methods import get_method, passes
+from polycert.forms import Dense
+from polycert.graph import Graph
+from polycert.rules import Interval
+from polycert.sets.ball import Region
+from polycert.sets.rounding import Rounding, at_least
+
+Hidden = Callable[[Pass, int], Interval]
+BATCH = 512
+# What the arithmetic of cutting a box may lose, relative to the sizes involved: far above any rounding in float64.
+SAFE = 1e-9
+
+
+class OutOfTime(Exception):
+    """The deadline passed while bounds were computed."""
+
+
+class Boxes(NamedTuple):
+    """Several boxes of inputs, each side `[n, *input_shape]`."""
+
+    lower: Tensor
+    upper: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+    def pick(self, index: Tensor) -> Boxes:
+        """Some of them, by a mask or by positions."""
+        return Boxes(self.lower[index], self.upper[index])
+
+    @property
+    def centre(self) -> Tensor:
+        """The middle of each, inside."""
+        return torch.minimum(torch.maximum((self.lower + self.upper) / 2, self.lower), self.upper)
+
+    def region(self) -> Region:
+        """The set that bound methods work with."""
+        centre = self.centre
+        reach = torch.maximum(centre - self.lower, self.upper - centre).flatten(1).amax(1).double()
+        return Region(centre, math.inf, reach * (1 + 1e-6) + 1e-300, self.lower, self.upper, "open")
+
+
+class Rows(NamedTuple):
+    """Linear functions of the output, of which one must be positive: `coef . y + constant`."""
+
+    coef: Tensor  # [k, *output_shape]
+    constant: Tensor  # [k]
+
+
+class Linear(NamedTuple):
+    """Lower bounds of all rows over each box, as functions of the input and as numbers."""
+
+    slope: Tensor  # [n, k, inputs]
+    offset: Tensor  # [n, k]
+    value: Tensor  # [n, k]
+
+
+@dataclass(eq=False)
+class Search:
+    """One condition over boxes: what is open, and how far the search has come."""
+
+    graph: Graph
+    rows: Rows
+    rounding: Rounding | None
+    waiting: list[Boxes]
+    relaxation: str = "adaptive"
+    deadline: float = math.inf  # of `time.monotonic()`, looked at before each layer
+    seen: int = 0
+
+    def run(self, deadline: float, look: Callable[[Tensor], bool]) -> bool | None:
+        """True: proved for all inputs. False: `look` recognised a witness. None: out of time, to be continued.
+
+        `look` is given the centres of boxes that could not be proved.
+        """
+        while self.waiting:
+            if time.monotonic() > deadline:
+                return None
+            boxes = self._next()
+            found = self.bound(boxes)
+            open_boxes = ~(found.value > 0).any(1)
+            self.seen += len(boxes)
+            if not bool(open_boxes.any()):
+                continue
+            left, kept = self._cut(boxes.pick(open_boxes), Linear(*(part[open_boxes] for part in found)))
+            if len(left) == 0:
+                continue
+            if look(left.centre):
+                return False
+            self.waiting.extend(_halve(left, kept))
+        return True
+
+    def bound(self, boxes: Boxes) -> Linear:
+        """Lower bounds of the rows."""
+        region = boxes.region()
+        (run,) = passes(self.graph, region, "crown", self.relaxation, self.rounding)
+        run.hidden = self._in_time(run.hidden)
+        bound = get_method("crown").final(run, Dense(self.rows.coef.unsqueeze(0)), LOWER)
+        offset = bound.offset + self.rows.constant
+        value = at_least(region.extremes(bound.form, self.rounding)[0] + offset)
+        slope = bound.form.dense().coef.flatten(2)
+        return Linear(slope.expand(len(boxes), -1, -1), offset, self._down(value))
+
+    def _in_time(self, hidden: Hidden) -> Hidden:
+        def bounded(run: Pass, index: int) -> Interval:
+            if time.monotonic() > self.deadline:
+                raise OutOfTime
+            return hidden(run, index)
+
+        return bounded
+
+    def _down(self, value: Tensor) -> Tensor:
+        """The sum with the constant is rounded too."""
+        if self.rounding is None:
+            return value
+        return value - 4 * self.rounding.unit * (value.abs() + 2 * self.rows.constant.abs())
+
+    def _next(self) -> Boxes:
+        """The newest boxes, as many as make a batch: depth first, so that few are ever waiting."""
+        taken = [self.waiting.pop()]
+        while self.waiting and sum(map(len, taken)) < BATCH:
+            taken.append(self.waiting.pop())
+        whole = Boxes(torch.cat([b.lower for b in taken]), torch.cat([b.upper for b in taken]))
+        if len(whole) > BATCH:
+            self.waiting.append(Boxes(whole.lower[BATCH:], whole.upper[BATCH:]))
+        return Boxes(whole.lower[:BATCH], whole.upper[:BATCH])
+
+    def _cut(self, boxes: Boxes, found: Linear) -> tuple[Boxes, Linear]:
+        """The part of each box in which no row's linear bound is positive; boxes without such a part are proved.
+
+        A witness needs `slope . x + offset <= 0` for every row: with the other inputs at their best, each input is
+        bounded.
+        """
+        lower, upper = boxes.lower.flatten(1), boxes.upper.flatten(1)
+        for k in range(found.slope.shape[1]):
+            slope, offset = found.slope[:, k], found.offset[:, k]
+            least = torch.minimum(slope * lower, slope * upper)
+            total = least.sum(1) + offset
+            size = (slope.abs() * torch.maximum(lower.abs(), upper.abs())).sum(1) + offset.abs()
+            room = -(total[:, None] - least) + SAFE * size[:, None]  # slope_j x_j may be this large
+            ends = room / torch.where(slope == 0, torch.ones_like(slope), slope)
+            known = torch.isfinite(ends)  # a bound that overflowed cuts nothing
+            upper = torch.where(known & (slope > 0), torch.minimum(upper, ends), upper)
+            lower = torch.where(known & (slope < 0), torch.maximum(lower, ends), lower)
+        alive = (lower <= upper).all(1)
+        shape = boxes.lower.shape
+        cut = Boxes(lower.reshape(shape)[alive], upper.reshape(shape)[alive])
+        return cut, Linear(*(part[alive] for part in found))
+
+
+def _halve(boxes: Boxes, found: Linear) -> Iterator[Boxes]:
+    """Both halves of each box along the input that moves its best row most."""
+    best = found.value.argmax(1)
+    slope = found.slope[torch.arange(len(best)), best].abs()
+    lower, upper = boxes.lower.flatten(1), boxes.upper.flatten(1)
+    width = upper - lower
+    # A row without slope says nothing: then the widest input.
+    weight = torch.where(slope.amax(1, keepdim=True) > 0, slope, torch.ones_like(slope)) * width
+    axis = weight.argmax(1, keepdim=True)
+    middle = boxes.centre.flatten(1).gather(1, axis)
+    shape = boxes.lower.shape
+    yield Boxes(boxes.lower, upper.scatter(1, axis, middle).reshape(shape))
+    yield Boxes(lower.scatter(1, axis, middle).reshape(shape), boxes.upper)

@@ -1,0 +1,194 @@
+"""The tail: a mixed-integer program for one clause, with a binary for every unstable unit.
+
+    min t over x in the region, h, d in {0, 1}   with   rows of the clause <= t <= 0,
+    z = direct x + through h + offset,   h >= z,   h >= 0,   h <= z - lower (1 - d),   h <= upper d.
+
+A solution is replayed; if there is none, the clause holds as far as the solver's tolerances go, which is no proof. Only
+the sign matters: the search stops as soon as t is clearly below 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import highspy
+import numpy as np
+import torch
+from torch import Tensor
+
+from polycert.errors import PolycertError
+from polycert.verification.budget import Budget
+from polycert.verification.counterexample import Replay, Witness
+from polycert.verification.leaf_lp import CUTS, tangent
+from polycert.verification.reduced_problem import Reduced
+from polycert.verification.status import FALSIFIED, SOLVER, UNKNOWN, Result
+
+CLEARLY = -1e-3  # a row this far below 0 survives a solver's tolerances
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """`min last v` with `matrix v <= limit`, `low <= v <= high`; columns are x, h, d (binary) and t."""
+
+    matrix: np.ndarray
+    limit: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    inputs: int
+    binaries: int
+
+    @property
+    def binary(self) -> slice:
+        """The binary columns."""
+        return slice(len(self.low) - 1 - self.binaries, len(self.low) - 1)
+
+    def with_row(self, slope: np.ndarray, limit: float) -> Program:
+        """With one more row over x."""
+        row = np.zeros(self.matrix.shape[1])
+        row[: self.inputs] = slope
+        matrix, limits = np.vstack([self.matrix, row]), np.append(self.limit, limit)
+        return Program(matrix, limits, self.low, self.high, self.inputs, self.binaries)
+
+
+class Found(NamedTuple):
+    """What a solver says: a point `[inputs]` that satisfies all rows, or (`empty`) that there is none, or neither."""
+
+    point: np.ndarray | None
+    empty: bool
+
+
+Solver = Callable[[Program, Reduced, float], Found]
+
+
+def program(problem: Reduced, clause: int) -> Program:
+    """The rows above for one clause."""
+    direct, through, offset = (part.numpy() for part in problem.units[:3])
+    rows = problem.members[clause].numpy()
+    lower, upper = problem.lower.numpy(), problem.upper.numpy()
+    units = problem.count
+    eye, none, nothing = np.eye(units), np.zeros((units, units)), np.zeros((units, 1))
+    outputs = [part.numpy()[rows] for part in problem.rows[:3]]
+    matrix = np.block(
+        [
+            [direct, through - eye, none, nothing],
+            [-direct, eye - through, np.diag(-lower), nothing],
+            [np.zeros_like(direct), eye, np.diag(-upper), nothing],
+            [outputs[0], outputs[1], np.zeros((len(outputs[2]), units)), -np.ones((len(outputs[2]), 1))],
+        ]
+    )
+    limit = np.concatenate([-offset, offset - lower, np.zeros(units), -outputs[2]])
+    ends = [end.flatten().numpy() for end in problem.region.box]
+    low = np.concatenate([ends[0], np.zeros(2 * units), [-np.inf]])
+    high = np.concatenate([ends[1], upper, np.ones(units), [0.0]])
+    return Program(matrix, limit, low, high, len(ends[0]), units)
+
+
+def by_highs(asked: Program, problem: Reduced, seconds: float) -> Found:
+    """HiGHS, which knows no balls."""
+    solver = highspy.Highs()
+    options = {"output_flag": False, "threads": 1, "time_limit": max(seconds, 0.01), "objective_target": CLEARLY}
+    for name, value in options.items():
+        solver.setOptionValue(name, value)
+    solver.passModel(_highs_model(asked))
+    solver.run()
+    status, known = solver.getModelStatus(), highspy.HighsModelStatus
+    if status == known.kInfeasible:
+        return Found(None, True)
+    if solver.getInfo().primal_solution_status != 2:  # not a feasible point
+        return Found(None, False)
+    return Found(np.array(solver.getSolution().col_value[: asked.inputs]), False)
+
+
+def _highs_model(asked: Program) -> Any:
+    model = highspy.HighsLp()
+    rows, columns = asked.matrix.shape
+    model.num_row_, model.num_col_ = rows, columns
+    model.col_cost_ = np.r_[np.zeros(columns - 1), 1.0]
+    model.col_lower_, model.col_upper_ = asked.low, asked.high
+    model.row_lower_, model.row_upper_ = np.full(rows, -np.inf), asked.limit
+    row, column = asked.matrix.nonzero()
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.a_matrix_.start_ = np.searchsorted(row, np.arange(rows + 1))
+    model.a_matrix_.index_, model.a_matrix_.value_ = column, asked.matrix[row, column]
+    kinds = [highspy.HighsVarType.kContinuous] * columns
+    kinds[asked.binary] = [highspy.HighsVarType.kInteger] * asked.binaries
+    model.integrality_ = kinds
+    return model
+
+
+def by_scip(asked: Program, problem: Reduced, seconds: float) -> Found:
+    """SCIP, which takes a Euclidean ball as it is."""
+    try:
+        scip = importlib.import_module("pyscipopt")
+    except ImportError:
+        raise PolycertError("solver 'scip' needs pyscipopt: pip install polycert[scip], or use 'highs'") from None
+    model = scip.Model()
+    model.hideOutput()
+    model.setParams({"limits/time": max(seconds, 0.01), "limits/primal": CLEARLY, "parallel/maxnthreads": 1})
+    kinds = ["C"] * len(asked.low)
+    kinds[asked.binary] = ["B"] * asked.binaries
+    columns = zip(asked.low.tolist(), asked.high.tolist(), kinds, strict=True)
+    names = [model.addVar(lb=None if math.isinf(low) else low, ub=high, vtype=kind) for low, high, kind in columns]
+    model.setObjective(names[-1])
+    for row, limit in zip(asked.matrix, asked.limit.tolist(), strict=True):
+        used = row.nonzero()[0].tolist()
+        model.addCons(scip.quicksum(float(row[k]) * names[k] for k in used) <= limit)
+    if problem.region.norm == 2:
+        centre, eps = problem.region.x.flatten().tolist(), float(problem.region.eps)
+        moved = zip(names[: asked.inputs], centre, strict=True)
+        model.addCons(scip.quicksum((name - x) * (name - x) for name, x in moved) <= eps * eps)
+    model.optimize()
+    if model.getStatus() == "infeasible":
+        return Found(None, True)
+    if model.getNSols() == 0:
+        return Found(None, False)
+    return Found(np.array([model.getVal(name) for name in names[: asked.inputs]]), False)
+
+
+SOLVERS: dict[str, Solver] = {"highs": by_highs, "scip": by_scip}
+
+
+def get_solver(name: str) -> Solver:
+    """A solver by name, or a clear error."""
+    if name not in SOLVERS:
+        raise PolycertError(f"unknown solver {name!r}: choose one of {', '.join(SOLVERS)}")
+    return SOLVERS[name]
+
+
+def solve(problem: Reduced, clauses: Tensor, replay: Replay, budget: Budget, solver: Solver) -> Result:
+    """One open clause after another, until one fails or the time is up: a witness, or what the solver believes."""
+    for done, clause in enumerate(clauses.tolist()):
+        share = Budget(budget.left / (len(clauses) - done))
+        witness, empty = _solve_clause(problem, clause, replay, share, solver)
+        if witness is not None:
+            return Result(FALSIFIED, "milp", witness)
+        if not empty:
+            return Result(UNKNOWN, "milp")
+    return Result(UNKNOWN, "milp", proof=SOLVER)
+
+
+def _solve_clause(
+    problem: Reduced, clause: int, replay: Replay, budget: Budget, solver: Solver
+) -> tuple[Witness | None, bool]:
+    """A witness, or whether there is none; where the solver leaves the ball, a tangent plane brings it back."""
+    asked = program(problem, clause)
+    if not np.isfinite(asked.matrix).all() or not np.isfinite(asked.limit).all():
+        return None, False
+    doubtful: Witness | None = None
+    for _ in range(CUTS):
+        found = solver(asked, problem, budget.left)
+        if found.point is None:
+            return doubtful, found.empty and doubtful is None
+        witness = replay(torch.from_numpy(found.point)[None])
+        if witness is not None and witness.agreed:
+            return witness, False
+        doubtful = doubtful or witness
+        cut = tangent(problem, torch.from_numpy(found.point))
+        if cut is None or budget.over:
+            break
+        asked = asked.with_row(*cut)
+    return doubtful, False

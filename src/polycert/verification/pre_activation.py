@@ -1,0 +1,47 @@
+"""Rigorous bounds of hidden units and of rows, by the cheap methods: what an exact search starts from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polycert.bounding.backward import LOWER
+from polycert.bounding.methods import get_method, passes
+from polycert.bounding.precision import error_model, plain_products
+from polycert.forms import Form
+from polycert.graph import Graph
+from polycert.rules import Interval
+from polycert.sets.ball import Region
+from polycert.sets.rounding import at_least
+
+Intervals = dict[int, Interval]
+KINDS = (("ibp", "parallel"), ("crown", "parallel"))  # cheap; searches tighten by themselves what they need
+
+
+class Relaxed(NamedTuple):
+    """Lower bounds of rows `[batch, rows]`, and bounds of every activation's input."""
+
+    rows: Tensor
+    intervals: Intervals
+
+
+def relax(graph: Graph, region: Region, form: Form, method: str, relaxation: str) -> Relaxed:
+    """One bound method with all rounding covered; `region` is in the graph's type."""
+    rounding = error_model(graph)
+    with torch.no_grad(), plain_products(graph.device):
+        (run,) = passes(graph, region, method, relaxation, rounding)
+        bound = get_method(method).final(run, form, LOWER)
+        low = at_least(region.extremes(bound.form, rounding, joint=True)[0] + bound.offset)
+        found = {graph.nodes[k].inputs[0]: run.interval(graph.nodes[k].inputs[0]) for k in graph.activations}
+    return Relaxed(low, found)
+
+
+def tighter(first: Intervals, second: Intervals) -> Intervals:
+    """The intersection of bounds."""
+    return {k: _meet(first[k], second[k]) for k in first}
+
+
+def _meet(first: Interval, second: Interval) -> Interval:
+    return Interval(torch.maximum(first.lower, second.lower), torch.minimum(first.upper, second.upper))

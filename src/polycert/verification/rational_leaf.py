@@ -1,0 +1,282 @@
+"""Leaves that float64 is too coarse to decide, in exact arithmetic.
+
+With every unit held on one side the network is affine, and the solver of `leaves` says which rows are tight and which
+inputs stand at an end of the box. For any multipliers beta >= 0 of the units and w >= 0 of a clause's rows, all points
+of the leaf satisfy
+
+    w . rows(x)  >=  L(x) = w . rows(x) - sum over units on of beta z(x) + sum over units off of beta z(x),
+
+so that a positive minimum of L over the region proves the leaf. L is computed without rounding. Unless the round side
+of a ball holds the point, the multipliers are solved for as well, in fractions, so that L does not move with the inputs
+that stand at no end; and where such a vertex of the leaf fails by itself, a tie for instance, it is a counterexample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polycert.sets.ball import Region
+from polycert.sets.geometry import drop_prices, power_norm
+from polycert.verification.dual_bound import ON
+from polycert.verification.leaf_lp import Leaf
+from polycert.verification.nodes import Nodes
+from polycert.verification.rational import Affine, Exact, Whole
+from polycert.verification.reduced_problem import Reduced
+
+MOST_ROWS = 60  # equations in fractions
+NEAR_AN_END = 1e-7  # of eps: an input this near to an end stands at it
+SAFETY = 1 + Fraction(1, 2**40)  # on a norm that is no rational number
+
+Numbers = list[Fraction]
+
+
+class ExactLeaf:
+    """One leaf of a reduced problem."""
+
+    def __init__(self, problem: Reduced, exact: Exact, node: Nodes, leaf: Leaf) -> None:
+        self.region, self.exact, self.origin = problem.region, exact, problem.origin
+        self.clause = problem.members[int(node.clause)]
+        self.on = node.split[0] == ON
+        self.sides = self.origin.held(self.on)
+        self.beta, self.weight = leaf.beta[0], leaf.weight[0]
+        self.inputs = leaf.inputs[0]
+
+    def proved(self) -> bool:
+        """Whether no point of the leaf fails, by the solver's multipliers or by those of its vertex."""
+        if positive(self.region, self._sum(_fractions(self.weight), _fractions(self.beta))):
+            return True
+        solved = self._multipliers()
+        return solved is not None and positive(self.region, self._sum(*solved))
+
+    def vertex(self) -> Tensor | None:
+        """The point `[inputs]` at which all tight rows are 0, if float64 can hold it."""
+        tight, face = self._tight(), self._face()
+        if face is None or len(tight) > MOST_ROWS:
+            return None
+        free = [i for i, end in enumerate(face.ends) if end is None]
+        equations, right = [], []
+        for row in map(self._row, tight):
+            fixed = (a * end for a, end in zip(row.coefficients, face.ends, strict=True) if end is not None)
+            equations.append([row.coefficients[i] for i in free])
+            right.append(-row.constant - sum(fixed, Fraction(0)))
+        if face.signs is not None:
+            equations.append([face.signs[i] for i in free])
+            right.append(face.reach)
+        found = solve(equations, right, _fractions(self.inputs[free]))
+        if found is None:
+            return None
+        solved = dict(zip(free, found, strict=True))
+        point = [solved[i] if end is None else end for i, end in enumerate(face.ends)]
+        numbers = [_float(value) for value in point]
+        held = all(map(math.isfinite, numbers)) and [Fraction(number) for number in numbers] == point
+        return torch.tensor(numbers, dtype=torch.float64) if held else None
+
+    def _multipliers(self) -> tuple[Numbers, Numbers] | None:
+        """Weights and split multipliers under which inputs that stand at no end do not count."""
+        tight, face = self._tight(), self._face()
+        if face is None or len(tight) > MOST_ROWS:
+            return None
+        rows = [self._row(k) for k in tight]
+        prices = _fractions(torch.cat([self.beta, self.weight]))
+        units = len(self.beta)
+        # The last unknown is what a step away from the sample costs, where the ball is what holds the point.
+        signs = [Fraction(0)] * len(face.ends) if face.signs is None else face.signs
+        free = [i for i, end in enumerate(face.ends) if end is None]
+        equations = [[*(row.coefficients[i] for row in rows), signs[i]] for i in free]
+        equations.append([*(Fraction(k >= units) for k in tight), Fraction(0)])
+        right = [*(Fraction(0) for _ in free), sum(prices[units:], Fraction(0))]
+        found = solve(equations, right, [*(prices[k] for k in tight), Fraction(0)])
+        if found is None or min(found[:-1]) < 0:
+            return None
+        whole = math.lcm(*(price.denominator for price in found))  # multipliers may be scaled
+        every = [Fraction(0)] * len(prices)
+        for k, price in zip(tight, found, strict=False):
+            every[k] = price * whole
+        return every[units:], every[:units]
+
+    def _tight(self) -> list[int]:
+        """The rows with a price: units first, then rows of the specification."""
+        found: list[int] = torch.cat([self.beta, self.weight]).nonzero().flatten().tolist()
+        return found
+
+    def _row(self, k: int) -> Affine:
+        """Minus a unit that is on, a unit that is off, or a row of the specification."""
+        price = torch.zeros(len(self.beta) + len(self.weight), dtype=torch.float64)
+        price[k] = 1
+        beta, weight = _fractions(price[: len(self.beta)]), _fractions(price[len(self.beta) :])
+        return self._sum(weight, beta)
+
+    def _sum(self, weight: Numbers, beta: Numbers) -> Affine:
+        """L as an affine function of the input."""
+        graph, spec = self.origin.graph, self.origin.spec
+        rows: dict[int, Whole] = {}
+        constant = Fraction(0)
+        for k in self.clause.nonzero().flatten().tolist():
+            if weight[k]:
+                _add(rows, graph.output, _scaled(Whole.of(spec.rows[k]), weight[k]))
+                constant += weight[k] * Fraction(float(spec.constants[k]))
+        for (index, bend, place), price, on in zip(self.origin.units.tolist(), beta, self.on.tolist(), strict=True):
+            if price:
+                (source,) = graph.nodes[index].inputs
+                sign = -1 if on else 1
+                single = torch.zeros(graph.nodes[source].shape, dtype=torch.float64).flatten()
+                single[place] = sign
+                _add(rows, source, _scaled(Whole.of(single), price))
+                pieces = graph.activation(index).pieces
+                assert pieces is not None
+                constant -= sign * price * Fraction(pieces.ends[bend])
+        pulled = self.exact.pull(rows, self.sides)
+        return Affine(pulled.coefficients, pulled.constant + constant)
+
+    def _face(self) -> Face | None:
+        """What holds the solver's point; None where that is the round side of a ball."""
+        region, norm = self.region, self.region.norm
+        x, eps = _fractions(region.x), Fraction(float(region.eps))
+        delta = self.inputs - region.x.flatten()
+        sides: Iterable[tuple[Fraction | None, Fraction | None]] = exact_box(region)
+        if not math.isinf(norm):
+            sides = zip(_side(region.low, region), _side(region.high, region), strict=True)
+        near = Fraction(NEAR_AN_END) * eps
+        ends = [_end(Fraction(v), near, *both) for v, both in zip(self.inputs.tolist(), sides, strict=True)]
+        if math.isinf(norm) or float(power_norm(delta.abs(), norm)) < (1 - NEAR_AN_END) * float(eps):
+            return Face(ends, None, Fraction(0))
+        if norm != 1:
+            return None
+        moved = [abs(Fraction(d)) > near for d in delta.tolist()]
+        signs = [Fraction((d > 0) - (d < 0)) for d in delta.tolist()]
+        ends = [end if end is not None or there else at for end, there, at in zip(ends, moved, x, strict=True)]
+        fixed = (s * (end - at) for s, end, at in zip(signs, ends, x, strict=True) if end is not None)
+        back = (s * at for s, end, at in zip(signs, ends, x, strict=True) if end is None)
+        return Face(ends, signs, eps - sum(fixed, Fraction(0)) + sum(back, Fraction(0)))
+
+
+class Face(NamedTuple):
+    """The inputs that stand at an end, and where the ball of norm 1 holds the others: `signs . free = reach`."""
+
+    ends: list[Fraction | None]
+    signs: Numbers | None
+    reach: Fraction
+
+
+def _end(value: Fraction, near: Fraction, low: Fraction | None, high: Fraction | None) -> Fraction | None:
+    """The end that a value stands at, if any."""
+    if low is not None and value <= low + near:
+        return low
+    return high if high is not None and value >= high - near else None
+
+
+def positive(region: Region, line: Affine) -> bool:
+    """Whether an affine function is proved to be positive on the region around one sample, without rounding.
+
+    Exact over a box. Over other balls it is the dual bound of `geometry` with prices found in float64, for which any
+    will do: line(x) minus what full inputs take must be larger than `eps ||price||_q`.
+    """
+    if math.isinf(region.norm):
+        box = exact_box(region)
+        ends = (c * (low if c > 0 else high) for c, (low, high) in zip(line.coefficients, box, strict=True))
+        return line.constant + sum(ends, Fraction(0)) > 0
+    at_x = line.constant + sum(
+        (c * x for c, x in zip(line.coefficients, _fractions(region.x), strict=True)), Fraction(0)
+    )
+    size = [abs(c) for c in line.coefficients]
+    rooms = _rooms(region, line.coefficients)
+    weight = torch.tensor([_float(c) for c in size], dtype=torch.float64)
+    caps = torch.tensor([math.inf if room is None else _float(room) for room in rooms], dtype=torch.float64)
+    for found in (weight, *drop_prices(weight, caps, region.eps.double().reshape(()), region.norm)):
+        prices = [_price(p, c, room) for p, c, room in zip(found.tolist(), size, rooms, strict=True)]
+        full = ((c - p) * room for c, p, room in zip(size, prices, rooms, strict=True) if room is not None)
+        if _larger(at_x - sum(full, Fraction(0)), prices, Fraction(float(region.eps)), region.norm):
+            return True
+    return False
+
+
+def _price(found: float, size: Fraction, room: Fraction | None) -> Fraction:
+    """At least 0, and at most the coefficient's size, which it is where there is no end."""
+    return size if room is None or not math.isfinite(found) else min(max(Fraction(found), Fraction(0)), size)
+
+
+def _larger(value: Fraction, prices: Sequence[Fraction], eps: Fraction, norm: float) -> bool:
+    """Whether `value > eps ||prices||_q`."""
+    if norm == 1:
+        return value > eps * max(prices)
+    if norm == 2:
+        return value > 0 and value**2 > eps**2 * sum(price**2 for price in prices)
+    size = float(power_norm(torch.tensor([_float(price) for price in prices], dtype=torch.float64), norm / (norm - 1)))
+    return math.isfinite(size) and value > eps * Fraction(size) * SAFETY
+
+
+def exact_box(region: Region) -> list[tuple[Fraction, Fraction]]:
+    """Ends of the box around the ball of one sample, cut by the sides, without rounding."""
+    eps = Fraction(float(region.eps))
+    rooms = zip(_fractions(region.x), _side(region.low, region), _side(region.high, region), strict=True)
+    return [
+        (x - eps if low is None else max(low, x - eps), x + eps if high is None else min(high, x + eps))
+        for x, low, high in rooms
+    ]
+
+
+def _rooms(region: Region, coefficients: Numbers) -> list[Fraction | None]:
+    """How far each input can go in the direction in which the function falls; None: without end."""
+    lows, highs = _side(region.low, region), _side(region.high, region)
+    found: list[Fraction | None] = []
+    for x, c, low, high in zip(_fractions(region.x), coefficients, lows, highs, strict=True):
+        end = low if c > 0 else high
+        found.append(None if end is None else abs(end - x))
+    return found
+
+
+def _side(side: Tensor | None, region: Region) -> list[Fraction | None]:
+    if side is None:
+        return [None] * region.x[0].numel()
+    values = side.double().expand_as(region.x).flatten().tolist()
+    return [Fraction(value) if math.isfinite(value) else None for value in values]
+
+
+def solve(equations: Sequence[Numbers], right: Numbers, guess: Numbers) -> Numbers | None:
+    """A solution of linear equations; unknowns that are left free take their guess. None: there is none."""
+    rows = [[*row, end] for row, end in zip(equations, right, strict=True)]
+    pivots: list[int] = []
+    for column in range(len(guess)):
+        top = len(pivots)
+        place = next((k for k in range(top, len(rows)) if rows[k][column]), None)
+        if place is None:
+            continue
+        rows[top], rows[place] = rows[place], rows[top]
+        rows[top] = [value / rows[top][column] for value in rows[top]]
+        for k, row in enumerate(rows):
+            if k != top and row[column]:
+                rows[k] = [a - row[column] * b for a, b in zip(row, rows[top], strict=True)]
+        pivots.append(column)
+    if any(row[-1] for row in rows[len(pivots) :]):
+        return None
+    found = list(guess)
+    free = [column for column in range(len(guess)) if column not in pivots]
+    for row, column in zip(rows, pivots, strict=False):
+        found[column] = row[-1] - sum((row[k] * found[k] for k in free), Fraction(0))
+    return found
+
+
+def _fractions(numbers: Tensor) -> Numbers:
+    return [Fraction(value) for value in numbers.double().flatten().tolist()]
+
+
+def _float(value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _scaled(row: Whole, factor: Fraction) -> Whole:
+    """A row times a fraction whose denominator is a power of two."""
+    return Whole(row.values * factor.numerator, row.exponent - (factor.denominator.bit_length() - 1))
+
+
+def _add(rows: dict[int, Whole], index: int, row: Whole) -> None:
+    rows[index] = rows[index].plus(row) if index in rows else row

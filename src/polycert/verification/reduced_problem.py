@@ -1,0 +1,260 @@
+"""One image's network with everything stable composed away: small dense maps that all branch-and-bound nodes share.
+
+Over the set around one input most units of a trained network are stable: they stay on one linear piece. Composing
+them leaves
+
+    z = direct x + through h + offset,     h = max(z, 0),     rows = direct' x + through' h + offset'
+
+where z are the unstable units alone, in order, so that `through` is strictly lower triangular by layers. Every
+piecewise linear activation fits: a unit is `slope z` plus `change max(z - at, 0)` for each bend in its interval.
+
+The maps are computed in float64 by the same backward pass as all bounds; what rounding may have got wrong in a row is
+kept with it (`error`), so that statements about these maps become statements about the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polycert.bounding.backward import LOWER, Pass, Pulled, pull
+from polycert.bounding.precision import error_model
+from polycert.errors import PolycertError
+from polycert.forms import Dense
+from polycert.graph import Graph
+from polycert.rules import Activation, Interval, Lines
+from polycert.sets.ball import Region
+from polycert.sets.rounding import Rounding, outward
+from polycert.verification.sparse import Coefficients
+from polycert.verification.specification import Specification
+
+
+class Maps(NamedTuple):
+    """Affine functions of the input and of the units: `direct x + through h + offset`, wrong by `error` at most."""
+
+    direct: Tensor  # [rows, inputs]
+    through: Tensor  # [rows, units]
+    offset: Tensor  # [rows]
+    error: Tensor  # [rows]
+
+    def __call__(self, x: Tensor, h: Tensor) -> Tensor:
+        """Values `[n, rows]` at inputs `[n, inputs]` and unit values `[n, units]`."""
+        return x @ self.direct.T + h @ self.through.T + self.offset
+
+    def to(self, dtype: torch.dtype) -> Maps:
+        """In another type."""
+        return Maps(*(part.to(dtype) for part in self))
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a reduced problem comes from: what exact arithmetic needs to look at the network itself again."""
+
+    graph: Graph
+    spec: Specification
+    sides: dict[int, Tensor]  # for each activation `[bends, size]`: whether a stable unit is beyond the bend
+    units: Tensor  # [units, 3]: activation, bend and place of each unstable unit
+
+    def held(self, on: Tensor) -> dict[int, Tensor]:
+        """The sides of all units, where the unstable ones are on (`[units]`) or off."""
+        sides = {index: side.clone() for index, side in self.sides.items()}
+        for (index, bend, place), beyond in zip(self.units.tolist(), on.tolist(), strict=True):
+            sides[index][bend, place] = beyond
+        return sides
+
+    def without(self, stable: Tensor, on: Tensor) -> Origin:
+        """The same where more units have become stable."""
+        sides = replace(self, units=self.units[stable]).held(on[stable])
+        return replace(self, sides=sides, units=self.units[~stable])
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """A specification over one region, as a function of the input and of the unstable units."""
+
+    origin: Origin
+    region: Region  # of one sample
+    units: Maps
+    rows: Maps
+    lower: Tensor  # [units], < 0
+    upper: Tensor  # [units], > 0
+    layers: tuple[slice, ...]  # units by layer: later ones depend on earlier ones only
+    members: Tensor  # [clauses, rows]
+
+    @property
+    def count(self) -> int:
+        """How many unstable units there are."""
+        return len(self.lower)
+
+    @cached_property
+    def chord(self) -> Tensor:
+        """Slope of the line over each unit's bend, `[units]`."""
+        return self.upper / (self.upper - self.lower)
+
+    @cached_property
+    def direct(self) -> Coefficients:
+        """`units.direct` for many products, up to rounding; what proofs rest on takes the matrix itself."""
+        return Coefficients.of(self.units.direct, self.layers)
+
+    @cached_property
+    def rounding(self) -> Rounding:
+        """Error terms for one evaluation of a bound in float64."""
+        return Rounding(torch.float64, 64)
+
+    @cached_property
+    def slack(self) -> tuple[Tensor, Tensor]:
+        """Per |multiplier| of each unit, and of each row: all that rounding may take from a bound."""
+        gamma = self.rounding.gamma(self.units.direct.shape[1] + 2 * self.count + len(self.rows.offset))
+        size, high = self.region.magnitude.flatten(), self.upper.clamp(min=0)
+
+        def total(maps: Maps) -> Tensor:
+            terms = maps.direct.abs() @ size + maps.through.abs() @ high + maps.offset.abs()
+            return maps.error + 4 * gamma * terms
+
+        ends = torch.maximum(self.upper, -self.lower)
+        units = total(self.units) + 4 * gamma * ends
+        return 1.01 * units + self.rounding.tiny, 1.01 * total(self.rows) + self.rounding.tiny
+
+    def to(self, dtype: torch.dtype) -> Reduced:
+        """For searching in another type; bounds then prove nothing."""
+        return replace(
+            self,
+            region=self.region.to(dtype),
+            units=self.units.to(dtype),
+            rows=self.rows.to(dtype),
+            lower=self.lower.to(dtype),
+            upper=self.upper.to(dtype),
+        )
+
+    def values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The units z `[n, units]` and the rows `[n, rows]` at inputs `[n, inputs]`."""
+        z = self.direct.at(x) + self.units.offset
+        for layer in self.layers[1:]:
+            h = z[:, : layer.start].relu()
+            z[:, layer] += h @ self.units.through[layer, : layer.start].T
+        return z, self.rows(x, z.relu())
+
+
+def reduce(graph: Graph, region: Region, intervals: Mapping[int, Interval], spec: Specification) -> Reduced:
+    """Compose all that is stable.
+
+    Args:
+        graph: in float64, piecewise linear.
+        region: one sample, in float64.
+        intervals: rigorous bounds of every activation's input over the region, `[1, *shape]`.
+        spec: the rows over the output.
+    """
+    composer = Composer(graph, region, intervals)
+    for index in graph.activations:
+        composer.add_layer(index)
+    return composer.finish(spec)
+
+
+class Unit(NamedTuple):
+    """Unstable bends of one activation: where they are, and what they add to its value."""
+
+    bend: Tensor  # number of the bend, [units]
+    place: Tensor  # flat position in the activation, [units]
+    change: Tensor  # of the slope, [units]
+
+
+class Composer:
+    """Builds the maps layer by layer."""
+
+    def __init__(self, graph: Graph, region: Region, intervals: Mapping[int, Interval]) -> None:
+        self.graph, self.region = graph, region
+        double = {k: Interval(v.lower.double(), v.upper.double()) for k, v in intervals.items()}
+        self.run = Pass(graph, region, _straight, _unbounded, error_model(graph), double)
+        self.units: dict[int, Unit] = {}
+        self.sides: dict[int, Tensor] = {}
+        self.parts: list[Maps] = []
+        self.bounds: list[Interval] = []
+
+    def add_layer(self, index: int) -> None:
+        """The unstable bends of one activation node."""
+        node = self.graph.nodes[index]
+        source = node.inputs[0]
+        lower, upper = (end.flatten() for end in self.run.interval(source))
+        assert isinstance(node.op, Activation)
+        pieces = node.op.pieces
+        assert pieces is not None
+        self.sides[index] = torch.stack([lower >= at for at, _ in pieces.bends])
+        bends, places, changes, shifts = [], [], [], []
+        for number, (at, change) in enumerate(pieces.bends):
+            place = ((lower < at) & (upper > at)).nonzero().squeeze(1)
+            bends.append(torch.full_like(place, number))
+            places.append(place)
+            changes.append(torch.full_like(lower[place], change))
+            shifts.append(torch.full_like(lower[place], -at))
+        bend, place, shift = torch.cat(bends), torch.cat(places), torch.cat(shifts)
+        if len(place) == 0:
+            return
+        select = torch.zeros(len(place), lower.numel(), dtype=torch.float64).scatter_(1, place[:, None], 1.0)
+        self.parts.append(self.maps(source, select.reshape(-1, *self.graph.nodes[source].shape), shift))
+        low, high = lower[place] + shift, upper[place] + shift
+        wide = outward(low, high)
+        self.bounds.append(Interval(*(torch.where(shift == 0, a, b) for a, b in zip((low, high), wide, strict=True))))
+        self.units[index] = Unit(bend, place, torch.cat(changes))
+
+    def maps(self, index: int, rows: Tensor, constants: Tensor) -> Maps:
+        """Rows `[rows, *shape]` over a node, plus constants, through all that is stable."""
+        pulled = pull(self.run, index, Dense(rows.unsqueeze(0)), LOWER, keep=True)
+        direct = pulled.forms[0].dense().coef.flatten(2)[0]
+        through = [self._columns(pulled, k, unit, len(rows)) for k, unit in self.units.items()]
+        middle, slack = (constants.new_zeros(1, len(rows)) + part for part in (pulled.middle, pulled.slack))
+        empty = constants.new_zeros(len(rows), 0)
+        return Maps(direct, torch.cat([empty, *through], 1), middle[0] + constants, slack[0] * 1.01)
+
+    @staticmethod
+    def _columns(pulled: Pulled, index: int, unit: Unit, count: int) -> Tensor:
+        """The rows' coefficients of one activation's unstable units."""
+        if index not in pulled.passed:  # not on the way
+            return torch.zeros(count, len(unit.place), dtype=torch.float64)
+        return pulled.passed[index].dense().coef.flatten(2)[0][:, unit.place] * unit.change
+
+    def finish(self, spec: Specification) -> Reduced:
+        """All layers together, and the rows of the specification."""
+        rows = self.maps(self.graph.output, spec.rows, spec.constants)
+        ends = list(accumulate((len(part.offset) for part in self.parts), initial=0))
+        none = Maps(rows.direct[:0], rows.through[:0], rows.offset[:0], rows.error[:0])
+        wide = [p._replace(through=F.pad(p.through, (0, ends[-1] - p.through.shape[1]))) for p in self.parts]
+        units = Maps(*(torch.cat(columns) for columns in zip(none, *wide, strict=True)))
+        lower, upper = (torch.cat([rows.offset[:0], *(b[side] for b in self.bounds)]) for side in (0, 1))
+        layers = tuple(slice(begin, end) for begin, end in pairwise(ends))
+        places = [torch.stack([torch.full_like(u.place, k), u.bend, u.place], 1) for k, u in self.units.items()]
+        origin = Origin(self.graph, spec, self.sides, torch.cat([torch.zeros(0, 3, dtype=torch.long), *places]))
+        return Reduced(origin, self.region, units, rows, lower, upper, layers, spec.members)
+
+
+def piecewise_linear(graph: Graph) -> bool:
+    """Whether every activation is, so that a network can be reduced."""
+    ops = [graph.nodes[k].op for k in graph.activations]
+    return all(isinstance(op, Activation) and op.pieces is not None for op in ops)
+
+
+def _straight(activation: Activation, given: Interval, rounding: Rounding | None) -> Lines:
+    """The pieces whose bends are settled; unstable bends are left to the units."""
+    pieces = activation.pieces
+    assert pieces is not None
+    assert rounding is not None
+    slope = torch.full_like(given.lower, pieces.slope)
+    offset = torch.full_like(given.lower, pieces.value)
+    for at, change in pieces.bends:
+        passed = given.lower >= at
+        slope = torch.where(passed, slope + change, slope)
+        offset = torch.where(passed, offset - change * at, offset)
+    steepness = abs(pieces.slope) + sum(abs(change) for _, change in pieces.bends)
+    constant = abs(pieces.value) + sum(abs(change * at) for at, change in pieces.bends)
+    error = rounding.library(given.magnitude * steepness + constant)
+    return Lines(slope, offset, slope, offset, error)
+
+
+def _unbounded(run: Pass, index: int) -> Interval:
+    raise PolycertError(f"node {index} has no bounds: give intervals of all inputs of activations")

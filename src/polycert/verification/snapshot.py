@@ -1,0 +1,62 @@
+"""A network with its weights as they were at one moment: what an exact search, perhaps in another process, works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from polycert.bounding.precision import provable
+from polycert.errors import PolycertError
+from polycert.forms import Shape
+from polycert.graph import Graph, Network
+from polycert.sets.ball import Region
+from polycert.sets.rounding import holds
+from polycert.verification.rational import Exact
+
+
+@dataclass(frozen=True, eq=False)
+class Frozen(Network):
+    """The graph in the network's own type and in float64; unlike a captured module it can be sent to a process."""
+
+    own: Graph
+    double: Graph
+    proof: Graph  # the first of the two that can carry a proof
+    input_shape: Shape
+    output_shape: Shape
+    had_softmax: bool
+
+    @staticmethod
+    def of(net: Network) -> Frozen:
+        """A snapshot, on the CPU; refuses weights that no proof covers."""
+        if isinstance(net, Frozen):
+            return net
+        with torch.no_grad():
+            own, double = net.bind(), net.bind(torch.float64)
+            if own.device.type != "cpu":
+                raise PolycertError(f"the exact certifier works on the CPU, but the model is on {own.device}: move it")
+            proof = provable(net, own)
+        return Frozen(own, double, proof, net.input_shape, net.output_shape, net.softmax)
+
+    def bind(self, dtype: torch.dtype | None = None) -> Graph:
+        """One of the two graphs."""
+        if dtype is None or dtype == self.own.dtype:
+            return self.own
+        if dtype != torch.float64:
+            raise PolycertError(f"a frozen network is there in {self.own.dtype} and float64 only, not in {dtype}")
+        return self.double
+
+    @property
+    def softmax(self) -> bool:
+        """Whether a final softmax was dropped."""
+        return self.had_softmax
+
+    @cached_property
+    def exact(self) -> Exact:
+        """The network in exact arithmetic."""
+        return Exact(self.double)
+
+    def proving(self, region: Region) -> Graph:
+        """The cheapest graph whose bounds over a region are proofs: inputs must survive its type."""
+        return self.proof if holds(self.proof.dtype, region.x) else self.double

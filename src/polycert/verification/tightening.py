@@ -1,0 +1,111 @@
+"""Tighter bounds of unstable units, by optimised slopes on the reduced problem itself; what becomes stable goes.
+
+Each unit of a later layer is a row over the units before it. Its two bounds are raised like any other bound, with
+slopes of their own, and decided in float64 with all rounding covered. Layers go in order, so that later ones gain from
+earlier ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from polycert.verification.beta_crown import ascend
+from polycert.verification.budget import Budget
+from polycert.verification.dual_bound import Aim, multipliers, proved_bound
+from polycert.verification.nodes import Nodes
+from polycert.verification.reduced_problem import Maps, Reduced
+
+STEPS = 10
+ROWS = 512  # bounds at a time
+
+
+def refine(problem: Reduced, budget: Budget) -> Reduced:
+    """The same problem with tighter units, and fewer of them."""
+    for number in range(1, len(problem.layers)):
+        layer = problem.layers[number]
+        lower, upper = _bounds(problem, layer, budget)
+        problem = _with_bounds(problem, layer, lower, upper)
+    stable = (problem.lower >= 0) | (problem.upper <= 0)
+    return _without(problem, stable) if bool(stable.any()) else problem
+
+
+def _bounds(problem: Reduced, layer: slice, budget: Budget) -> tuple[Tensor, Tensor]:
+    """New bounds of one layer's units."""
+    before = layer.start
+    own = Maps(*(part[layer] for part in problem.units))
+    rows = Maps(*(torch.cat([part, sign * part]) for part, sign in zip(own, (-1, -1, -1, 1), strict=True)))
+    earlier = Maps(*(part[:before] for part in problem.units))
+    part = replace(
+        problem,
+        units=earlier._replace(through=earlier.through[:, :before]),
+        rows=rows._replace(through=rows.through[:, :before]),
+        lower=problem.lower[:before],
+        upper=problem.upper[:before],
+        layers=tuple(one for one in problem.layers if one.stop <= before),
+        members=torch.eye(len(rows.offset), dtype=torch.bool),
+    )
+    fast = part.to(torch.float32)
+    bounds = [_proved(part, fast, nodes) for nodes in _split(Nodes.roots(fast))]
+    budget.evaluations += (STEPS + 1) * len(rows.offset)
+    low, high = torch.cat(bounds).chunk(2)
+    return low, -high
+
+
+def _split(nodes: Nodes) -> list[Nodes]:
+    return [nodes[begin : begin + ROWS] for begin in range(0, len(nodes), ROWS)]
+
+
+def _proved(part: Reduced, fast: Reduced, nodes: Nodes) -> Tensor:
+    found = ascend(fast, nodes, steps=STEPS).nodes
+    weight = found.weight.double()
+    at = multipliers(part, found.split, found.alpha.double(), found.beta.double(), Aim.of(part, weight))
+    return proved_bound(part, found.split, at.nu, weight)
+
+
+def _with_bounds(problem: Reduced, layer: slice, lower: Tensor, upper: Tensor) -> Reduced:
+    """With the better of old and new bounds; NaN never counts."""
+    low, high = problem.lower.clone(), problem.upper.clone()
+    low[layer], high[layer] = torch.fmax(low[layer], lower), torch.fmin(high[layer], upper)
+    return replace(problem, lower=low, upper=high)
+
+
+def _without(problem: Reduced, stable: Tensor) -> Reduced:
+    """Compose units that have become stable into the others."""
+    on = stable & (problem.lower >= 0)
+    units, rows = problem.units, problem.rows
+    for layer in problem.layers:  # in order: a unit is composed when all before it are
+        here = torch.zeros_like(on)
+        here[layer] = on[layer]
+        if bool(here.any()):
+            inner = Maps(*(part[here] for part in units))
+            slack = replace(problem, units=units).slack[0][here]  # with the errors of what it is composed of
+            units, rows = (_composed(maps, inner, here, slack) for maps in (units, rows))
+    left = ~stable
+    kept = [int(left[layer].sum()) for layer in problem.layers]
+    ends = list(accumulate((count for count in kept if count), initial=0))
+    return replace(
+        problem,
+        origin=problem.origin.without(stable, on),
+        units=Maps(*(part[left] for part in units._replace(through=units.through[:, left]))),
+        rows=rows._replace(through=rows.through[:, left]),
+        lower=problem.lower[left],
+        upper=problem.upper[left],
+        layers=tuple(slice(a, b) for a, b in pairwise(ends)),
+    )
+
+
+def _composed(maps: Maps, inner: Maps, here: Tensor, slack: Tensor) -> Maps:
+    """Maps in which some units' values are replaced by the units' own equations: they are on, so h = z."""
+    weight = maps.through[:, here]
+    through = maps.through.clone()
+    through[:, here] = 0
+    return Maps(
+        maps.direct + weight @ inner.direct,
+        through + weight @ inner.through,
+        maps.offset + weight @ inner.offset,
+        maps.error + 2 * weight.abs() @ slack,
+    )

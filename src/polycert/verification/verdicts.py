@@ -1,0 +1,114 @@
+"""`Verdicts`: what `verify` found, one record a sample."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from polycert.records.certificates import save_frame
+from polycert.sets.ball import norm_text
+from polycert.verification.status import FALSIFIED, ROBUST, Decision
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The decision about one sample."""
+
+    index: int
+    label: int
+    prediction: int
+    eps: float
+    decision: Decision
+
+
+@dataclass(frozen=True, eq=False)
+class Verdicts:
+    """The decisions about all samples, in their order.
+
+    Attributes:
+        verdicts: one for each sample.
+        norm: of the ball.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    norm: float
+
+    def __len__(self) -> int:
+        return len(self.verdicts)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decisions alone."""
+        return tuple(v.decision for v in self.verdicts)
+
+    @property
+    def status(self) -> tuple[str, ...]:
+        """`robust`, `falsified` or `unknown`, for each sample."""
+        return tuple(d.status for d in self.decisions)
+
+    @property
+    def stage(self) -> tuple[str, ...]:
+        """What decided each sample."""
+        return tuple(d.stage for d in self.decisions)
+
+    @property
+    def counterexample(self) -> tuple[Tensor | None, ...]:
+        """For each falsified sample the input found, in float64, else None."""
+        return tuple(None if d.witness is None else d.witness.input for d in self.decisions)
+
+    @property
+    def evaluations(self) -> Tensor:
+        """Bounds evaluated for each sample, one for each node and step."""
+        return torch.tensor([d.evaluations for d in self.decisions])
+
+    @property
+    def nodes(self) -> Tensor:
+        """Nodes of each sample's search tree."""
+        return torch.tensor([d.nodes for d in self.decisions])
+
+    @property
+    def seconds(self) -> Tensor:
+        """Time spent on each sample."""
+        return torch.tensor([d.seconds for d in self.decisions], dtype=torch.float64)
+
+    def interval(self) -> tuple[float, float]:
+        """The robust error in per cent: surely at least, and at most."""
+        count = max(len(self), 1)
+        wrong, right = self.status.count(FALSIFIED), self.status.count(ROBUST)
+        return 100 * wrong / count, 100 * (len(self) - right) / count
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a sample; counterexamples are not in it, see `arrays`."""
+        rows = [
+            {
+                "index": v.index,
+                "label": v.label,
+                "prediction": v.prediction,
+                "status": v.decision.status,
+                "stage": v.decision.stage,
+                "proof": v.decision.proof,
+                "evaluations": v.decision.evaluations,
+                "nodes": v.decision.nodes,
+                "seconds": v.decision.seconds,
+                "margin": None if v.decision.witness is None else v.decision.witness.margin,
+                "own_margin": None if v.decision.witness is None else v.decision.witness.own_margin,
+                "eps": v.eps,
+                "norm": norm_text(self.norm),
+            }
+            for v in self.verdicts
+        ]
+        return pd.DataFrame(rows)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `.csv`, `.json` or `.parquet`, whole or not at all."""
+        save_frame(self.to_frame(), path)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Positions `[found]` and inputs `[found, *shape]` of all counterexamples."""
+        found = [(v.index, v.decision.witness.input) for v in self.verdicts if v.decision.witness is not None]
+        return np.array([k for k, _ in found], dtype=np.int64), np.array([x.numpy() for _, x in found])

@@ -1,0 +1,138 @@
+"""`verify`: every sample decided, with a proof or a counterexample."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Generator
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from polycert.bounding.chunking import batch_size_for, check_counts
+from polycert.certification.envelope import classes_of
+from polycert.errors import PolycertError
+from polycert.graph import Network
+from polycert.graph.inputs import as_inputs, as_labels, check_finite
+from polycert.sets.ball import Array, Ball
+from polycert.verification.journal import open_journal
+from polycert.verification.milp import get_solver
+from polycert.verification.question import Question, Settings
+from polycert.verification.snapshot import Frozen
+from polycert.verification.status import Decision
+from polycert.verification.time_limits import in_rounds
+from polycert.verification.verdicts import Verdict, Verdicts
+
+Progress = Callable[[int, int], None]  # samples done, samples in all
+
+
+def verify(
+    net: Network | nn.Module,
+    x: Array,
+    y: Array | None,
+    ball: Ball,
+    *,
+    timeout: float = 60.0,
+    total: float = math.inf,
+    workers: int = 1,
+    batch_size: int | None = None,
+    memory: int = 2**30,
+    solver: str = "highs",
+    trust_solver: bool = False,
+    seed: int = 0,
+    journal: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Verdicts:
+    """Decide for each sample whether every point of its set keeps the label: `robust`, `falsified` or `unknown`.
+
+    Stages, each on what the ones before left open: a forward pass, `ibp` and `crown` bounds, an attack, optimised
+    slopes, branch and bound on the sides of unstable units, and a mixed-integer program for the rest.
+
+    Args:
+        net: from `capture` or `load`, or a module, on the CPU.
+        x: inputs `[n, *input_shape]`; y: labels `[n]`, or None for the model's own predictions.
+        ball: the set around each sample.
+        timeout: seconds for each sample's search; total: seconds for all together.
+        workers: processes of one thread each; 1 works in this one. With more, a script needs the usual
+            `if __name__ == "__main__":`.
+        batch_size: samples that go through the cheap stages together.
+        memory: bytes that the open nodes of one search may take.
+        solver: of the mixed-integer program at the end: `highs`, or `scip` if pyscipopt is installed.
+        trust_solver: call robust what only a solver believes, up to its tolerances (`proof` then says `solver`);
+            otherwise that is `unknown`.
+        seed: of the attack.
+        journal: a file to which decisions are appended as they come. If it is there already, what it decides is taken
+            from it (such decisions are marked `resumed`); undecided samples are tried again.
+        progress: called with (samples done, samples in all).
+
+    Example:
+        >>> net = torch.nn.Linear(2, 2)
+        >>> verify(net, torch.rand(3, 2), None, Ball(eps=0.0)).status
+        ('robust', 'robust', 'robust')
+    """
+    if not timeout > 0 or not total > 0:
+        raise PolycertError(f"timeout and total must be seconds above 0, got {timeout} and {total}")
+    get_solver(solver)
+    check_counts(workers=workers, memory=memory)
+    question = ask(net, x, y, ball, Settings(timeout=timeout, memory=memory, solver=solver, seed=seed))
+    batch = batch_size_for(question.net.own, batch_size=batch_size)
+    found: dict[int, Decision] = {}
+    with closing(decisions(question, batch=batch, workers=workers, total=total, journal=journal)) as verdicts:
+        for position, decision in verdicts:
+            found[position] = decision.trusting() if trust_solver else decision
+            if progress is not None:
+                progress(len(found), len(question))
+    return collect(question, found)
+
+
+def ask(
+    net: Network | nn.Module, x: Array, y: Array | None, ball: Ball, settings: Settings, index: Tensor | None = None
+) -> Question:
+    """Check what was given, and make a question of it."""
+    network, inputs = as_inputs(net, x)
+    region = ball.at(inputs.double())
+    network.check_inside(region)
+    frozen = Frozen.of(network)
+    classes = classes_of(frozen.own)
+    with torch.no_grad():
+        outputs = torch.cat([frozen.own.forward(part.to(frozen.own.dtype)) for part in inputs.split(1000)])
+    check_finite(frozen.own, outputs)
+    prediction = outputs.argmax(1)
+    label = as_labels(y, prediction, classes)
+    places = torch.arange(len(inputs)) if index is None else index
+    return Question(frozen, region, label, prediction, places, settings)
+
+
+def decisions(
+    question: Question, *, batch: int, workers: int, total: float, journal: str | os.PathLike[str] | None = None
+) -> Generator[tuple[int, Decision], None, None]:
+    """Decide all samples, in any order: pairs of position and decision, first those that the journal holds.
+
+    The journal is locked until the generator is closed.
+    """
+    if journal is None:
+        yield from in_rounds(question, torch.arange(len(question)), batch=batch, workers=workers, seconds=total)
+        return
+    with open_journal(Path(journal), question) as book:
+        yield from book.known.items()
+        left = torch.tensor([k for k in range(len(question)) if k not in book.known], dtype=torch.long)
+        for position, decision in in_rounds(question, left, batch=batch, workers=workers, seconds=total):
+            book.append(position, decision)
+            yield position, decision
+
+
+def collect(question: Question, found: dict[int, Decision]) -> Verdicts:
+    """Records of the samples that have a decision, in their order."""
+    verdicts = [
+        Verdict(
+            int(question.index[k]),
+            int(question.label[k]),
+            int(question.prediction[k]),
+            float(question.region.eps[k]),
+            found[k],
+        )
+        for k in sorted(found)
+    ]
+    return Verdicts(tuple(verdicts), question.region.norm)

@@ -1,0 +1,107 @@
+"""VNN-LIB files: version 1 by a reader of our own, version 2 through the package `vnnlib`."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+from polycert.errors import PolycertError
+from polycert.runtime import limits
+from polycert.verification.vnnlib.constraints import Clauses, Constraint, clauses, conjunction, place, shown
+from polycert.verification.vnnlib.expressions import Expression, parse
+from polycert.verification.vnnlib.property import Box, Property, box_of, clause_of
+
+
+def read_property(path: str | os.PathLike[str]) -> Property:
+    """A property from a VNN-LIB file, `.vnnlib` or `.vnnlib.gz`.
+
+    Raises:
+        PolycertError: if the file is malformed, or asks for more than boxes of inputs and linear outputs.
+    """
+    where = Path(path)
+    if not where.is_file():
+        raise PolycertError(f"there is no file {str(path)!r}")
+    text = limits.read_text(where)
+    try:
+        return parse_property(text)
+    except PolycertError as error:
+        raise PolycertError(f"cannot read {where.name}: {error}") from None
+
+
+def parse_property(text: str) -> Property:
+    """A property from the text of a VNN-LIB file of either version."""
+    expressions = parse(text)
+    if any(isinstance(e, list) and e[:1] and e[0] in ("declare-network", "vnnlib-version") for e in expressions):
+        from polycert.verification.vnnlib.version2 import parse_second
+
+        return parse_second(text)
+    return property_of(*_first(expressions))
+
+
+def _first(expressions: list[Expression]) -> tuple[int, int, Clauses]:
+    """Version 1: `declare-const` and `assert`."""
+    names: set[str] = set()
+    asserted: list[Expression] = []
+    for expression in expressions:
+        head = expression[0] if isinstance(expression, list) and expression else None
+        if head in ("declare-const", "declare-fun") and len(expression) in (3, 4) and isinstance(expression[1], str):
+            names.add(expression[1])
+        elif head == "assert" and len(expression) == 2:
+            asserted.append(expression[1])
+        else:
+            raise PolycertError(f"{shown(expression)} is neither a declaration nor an assertion")
+    return _count(names, "X_"), _count(names, "Y_"), conjunction(map(clauses, asserted))
+
+
+def _count(names: set[str], prefix: str) -> int:
+    """How many variables are declared, numbered from 0."""
+    unknown = [name for name in names if not name.startswith(("X_", "Y_")) or place(name) is None]
+    if unknown:
+        raise PolycertError(f"the variable {shown(min(unknown))} is neither X_… nor Y_…")
+    numbers = {place(name) or 0 for name in names if name.startswith(prefix)}
+    if not numbers or max(numbers) != len(numbers) - 1:
+        raise PolycertError(f"the variables {prefix}… must be declared, and numbered from 0 without gaps")
+    return len(numbers)
+
+
+def property_of(inputs: int, outputs: int, found: Clauses) -> Property:
+    """Cases with one box belong together."""
+    if not 1 <= inputs <= limits.VARIABLES or not 1 <= outputs <= limits.VARIABLES:
+        raise PolycertError(f"a property has 1 to {limits.VARIABLES} inputs and outputs")
+    by_box: dict[object, list[list[Constraint]]] = defaultdict(list)
+    boxes: dict[object, list[Constraint]] = {}
+    for case in found:
+        about_inputs, about_outputs = _apart(case, inputs, outputs)
+        key: object = frozenset((tuple(c.term.factors.items()), c.term.constant, c.strict) for c in about_inputs)
+        boxes[key] = about_inputs
+        by_box[key].append(about_outputs)
+    rows = sum(len(part) for parts in by_box.values() for part in parts)
+    limits.checked_shape((rows, outputs), "the conditions on outputs")
+    limits.checked_shape((len(boxes), inputs), "the bounds of inputs")
+    made: list[Box] = []
+    for key, about_inputs in boxes.items():
+        asked = tuple(clause_of(part, outputs) for part in by_box[key])
+        box = box_of(about_inputs, inputs, asked)
+        made += [] if box is None else [box]
+    return Property(tuple(made), inputs, outputs)
+
+
+def _apart(case: list[Constraint], inputs: int, outputs: int) -> tuple[list[Constraint], list[Constraint]]:
+    about_inputs: list[Constraint] = []
+    about_outputs: list[Constraint] = []
+    for constraint in case:
+        names = constraint.term.factors
+        for name in names:
+            limit, number = {"X_": inputs, "Y_": outputs}.get(name[:2], 0), place(name)
+            if number is None or number >= limit:
+                raise PolycertError(f"the variable {shown(name)} is not declared")
+        if not names:
+            raise PolycertError("a condition has no variable")
+        if all(name.startswith("Y_") for name in names):
+            about_outputs.append(constraint)
+        elif len(names) == 1:
+            about_inputs.append(constraint)
+        else:
+            raise PolycertError("inputs must be bounded one by one: conditions on several inputs are not supported")
+    return about_inputs, about_outputs
