@@ -21,7 +21,7 @@ import torch
 
 import polycert as pc
 from polycert.bounding.chunking import batch_size_for
-from polycert.certification.verdict import Judge
+from polycert.certification.verdict import Certifier
 from polycert.models.architectures import build, cnn, fc1
 
 SHAPE = (1, 28, 28)
@@ -54,7 +54,7 @@ def seconds(work: Callable[[], object], repeat: int) -> float:
 
 def margins_only(net: pc.Network, x: torch.Tensor, y: torch.Tensor, ball: pc.Ball, batch: int) -> torch.Tensor:
     """Plain CROWN: predictions and the margins' lower bounds, no distances."""
-    judge = Judge(net, "crown", "parallel", rigorous=False)
+    judge = Certifier(net, "crown", "parallel", rigorous=False)
     region = ball.at(x)
     found = []
     with torch.no_grad():

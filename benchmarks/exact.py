@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 import polycert as pc
-from polycert.attacks.pgd import strike
+from polycert.attacks.pgd import attack_region
 from polycert.exact import Specification, decide
-from polycert.verification.question import Settings
+from polycert.verification.question import VerificationSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from conftest import find_shared
@@ -31,9 +31,9 @@ BALL = pc.Ball(float("inf"), 0.1, 0.0, 1.0)
 def undecided(net: pc.Network, x: torch.Tensor, y: torch.Tensor) -> list[int]:
     """Positions that neither bounds nor the attack settle."""
     proved = pc.certify(net, x, y, BALL, relaxation="best").certified
-    asked, region = Settings(), BALL.at(x)
+    asked, region = VerificationSettings(), BALL.at(x)
     options = {"steps": asked.attack_steps, "restarts": asked.attack_restarts, "seed": asked.seed}
-    hits = strike(net.bind(), region, y, torch.arange(len(x)), until_success=True, **options)
+    hits = attack_region(net.bind(), region, y, torch.arange(len(x)), until_success=True, **options)
     return (~proved & ~hits.success).nonzero().flatten().tolist()
 
 

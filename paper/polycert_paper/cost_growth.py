@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from polycert_paper import printed_figures
 from polycert_paper.stored_records import Store
-from polycert_paper.table import Cell, Column, Line, Missing, Table, compared, rounded
+from polycert_paper.table import Missing, Table, TableCell, TableColumn, TableLine, compared, rounded
 
 FOLDER, COMMAND = "table5", "python benchmarks/growth.py --out results/table5/growth.json"
 NOTES = (
@@ -41,18 +41,18 @@ class Growth(BaseModel):
 def growth_table(store: Store) -> Table:
     """The paper's methods, with the exponents of what we have of each."""
     records = store.read(FOLDER, Growth).values()
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     absent = False
     for row in printed_figures.lines("table5"):
         counted = {"samples": "1", "width": row["width"], "depth": row["depth"]}
-        cells = (Cell(f"O({row['complexity']})"), *map(Cell, counted.values()))
-        lines.append(Line("", row["method"], "paper, counted", cells))
+        cells = (TableCell(f"O({row['complexity']})"), *map(TableCell, counted.values()))
+        lines.append(TableLine("", row["method"], "paper, counted", cells))
         measured = [r.exponents[row["measured"]] for r in records if row["measured"] in r.exponents]
         absent = absent or not measured
         for one in measured:
             numbers = (compared(rounded(getattr(one, axis), 2), text) for axis, text in counted.items())
-            lines.append(Line("", row["method"], "ours, measured", (Cell(), *numbers)))
-    columns = (Column("operations", compared=False), *map(Column, ("samples", "width n", "depth N")))
+            lines.append(TableLine("", row["method"], "ours, measured", (TableCell(), *numbers)))
+    columns = (TableColumn("operations", compared=False), *map(TableColumn, ("samples", "width n", "depth N")))
     missing = (Missing("growth", COMMAND),) if absent else ()
     notes = (*NOTES, *(_sizes(record) for record in records if record.sizes))
     return Table("table5", "growth of the cost", columns, tuple(lines), notes, missing)

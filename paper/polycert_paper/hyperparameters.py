@@ -7,7 +7,7 @@ from typing import Any
 from polycert.training.recipe_files import library
 from polycert_paper import printed_figures
 from polycert_paper.settings import settings
-from polycert_paper.table import Cell, Column, Line, Table, compared
+from polycert_paper.table import Table, TableCell, TableColumn, TableLine, compared
 
 COLUMNS = ("alpha", "eps", "every", "gamma")
 NOTES = (
@@ -22,15 +22,15 @@ def hyperparameter_table() -> Table:
     recipes = library()
     rows = printed_figures.lines("table7")
     titles = {name: setting.title for name, setting in settings(row["setting"] for row in rows).items()}
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     for row in rows:
         for method in row["methods"].split():
             place = titles[row["setting"]], printed_figures.METHOD_NAMES[method]
             ours = _values(recipes[f"{row['setting']}-{method}"])
-            lines.append(Line(*place, "paper", tuple(Cell(row[name]) for name in COLUMNS)))
+            lines.append(TableLine(*place, "paper", tuple(TableCell(row[name]) for name in COLUMNS)))
             cells = tuple(compared(ours[name], row[name]) for name in COLUMNS)
-            lines.append(Line(*place, f"recipe {row['setting']}-{method}", cells))
-    columns = tuple(map(Column, ("alpha", "eps at first", "doubles every", "gamma")))
+            lines.append(TableLine(*place, f"recipe {row['setting']}-{method}", cells))
+    columns = tuple(map(TableColumn, ("alpha", "eps at first", "doubles every", "gamma")))
     return Table("table7", "hyper-parameters of PER", columns, tuple(lines), NOTES)
 
 

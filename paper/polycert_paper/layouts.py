@@ -53,7 +53,7 @@ OURS_ONLY = ("PGD_strong", "CRE_CROWN", "ACB_CROWN", "T_root", "root_ratio")
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """One table of networks; `folders`: where its records are, the first being its own."""
 
     name: str
@@ -69,22 +69,30 @@ _CURVED = (*_ERRORS, "CRE_CROWN", "CRE_IBP", "ACB_Lin", "ACB_CROWN", "ACB_IBP", 
 _SEARCH = ("T_bisection", "T_envelope", "ratio", "T_root", "root_ratio")
 _MAIN_NOTES = (DIFFERENCES, STRONG, CORRECTED, RELEASED, LEAK)
 
-LAYOUTS: dict[str, Layout] = {
+LAYOUTS: dict[str, TableLayout] = {
     layout.name: layout
     for layout in (
-        Layout(
+        TableLayout(
             "table1",
             "ReLU networks, l_inf",
             (*_ERRORS, "CRE_IBP", "CRE_exact", *_BOUNDS),
             ("table1",),
             _MAIN_NOTES,
         ),
-        Layout("table2", "sigmoid and tanh, l_inf", _CURVED, ("table2",), (DIFFERENCES, STRONG, CRO, RELEASED, LEAK)),
-        Layout("table3", "large budgets, l_inf", ("CRE_exact",), ("table3",), (DIFFERENCES, LEAK)),
-        Layout("table4", "search for the largest eps, l_inf", _SEARCH, ("table4", "table1"), (SEARCH, RELEASED, LEAK)),
-        Layout("table8", "ReLU networks, l_2", (*_ERRORS, "CRE_IBP", *_BOUNDS), ("table8",), _MAIN_NOTES),
-        Layout("table9", "sigmoid and tanh, l_2", _CURVED, ("table9",), (DIFFERENCES, STRONG, CRO, RELEASED, LEAK)),
-        Layout("table10", "search for the largest eps, l_2", _SEARCH, ("table10", "table8"), (SEARCH, RELEASED, LEAK)),
+        TableLayout(
+            "table2", "sigmoid and tanh, l_inf", _CURVED, ("table2",), (DIFFERENCES, STRONG, CRO, RELEASED, LEAK)
+        ),
+        TableLayout("table3", "large budgets, l_inf", ("CRE_exact",), ("table3",), (DIFFERENCES, LEAK)),
+        TableLayout(
+            "table4", "search for the largest eps, l_inf", _SEARCH, ("table4", "table1"), (SEARCH, RELEASED, LEAK)
+        ),
+        TableLayout("table8", "ReLU networks, l_2", (*_ERRORS, "CRE_IBP", *_BOUNDS), ("table8",), _MAIN_NOTES),
+        TableLayout(
+            "table9", "sigmoid and tanh, l_2", _CURVED, ("table9",), (DIFFERENCES, STRONG, CRO, RELEASED, LEAK)
+        ),
+        TableLayout(
+            "table10", "search for the largest eps, l_2", _SEARCH, ("table10", "table8"), (SEARCH, RELEASED, LEAK)
+        ),
     )
 }
 

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from polycert_paper import printed_figures
-from polycert_paper.layouts import HEADINGS, LAYOUTS, OURS_ONLY, Layout, value_of
+from polycert_paper.layouts import HEADINGS, LAYOUTS, OURS_ONLY, TableLayout, value_of
 from polycert_paper.settings import Setting, settings
 from polycert_paper.stored_records import RELEASED, Figures, Record, Store
-from polycert_paper.table import Cell, Column, Line, Missing, Table, compared, rounded
+from polycert_paper.table import Missing, Table, TableCell, TableColumn, TableLine, compared, rounded
 
 # Parts of a record that may cover fewer samples than the rest, and their figures; other parts concern every figure.
 _PARTS = {"exact": ("CRE_exact",), "search": ("T_bisection", "T_envelope", "T_root")}
 WHOLE = 10000  # samples of each test set of the paper
 
 
-def network_table(layout: Layout, store: Store) -> Table:
+def network_table(layout: TableLayout, store: Store) -> Table:
     """Every row of the paper's table, in its order; after those of a setting, records of methods it has not."""
     rows = printed_figures.with_own_methods(printed_figures.printed(layout.name))
     named = settings(setting for setting, _ in rows)
     corrected = printed_figures.corrections(layout.name)
     released, folder = store.records(RELEASED).values(), store.records(layout.folders[0])
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     missing: list[Missing] = []
     for (name, method), figures in rows.items():
         row = _Row(layout, named[name], method, figures, _own(layout, store, named[name], method))
@@ -34,7 +34,7 @@ def network_table(layout: Layout, store: Store) -> Table:
         )
         missing += row.missing()
     notes = (*layout.notes, *_strangers(folder, [(named[name], method) for name, method in rows]))
-    columns = tuple(Column(HEADINGS[figure][0], figure not in OURS_ONLY) for figure in layout.figures)
+    columns = tuple(TableColumn(HEADINGS[figure][0], figure not in OURS_ONLY) for figure in layout.figures)
     return Table(layout.name, layout.title, columns, tuple(lines), notes, tuple(missing))
 
 
@@ -42,7 +42,7 @@ def network_table(layout: Layout, store: Store) -> Table:
 class _Row:
     """One row of the paper, and where its counterparts are."""
 
-    layout: Layout
+    layout: TableLayout
     setting: Setting
     method: str
     printed: printed_figures.Figures
@@ -55,23 +55,23 @@ class _Row:
 
     def lines(
         self, corrected: printed_figures.Figures, released: list[Record], variants: dict[str, Record]
-    ) -> Iterator[Line]:
+    ) -> Iterator[TableLine]:
         """The paper's figures first, then those of its own weights, ours, and those of other recipes for the same."""
         if self.printed:
-            yield self._line("paper", tuple(Cell(self.printed.get(figure, "")) for figure in self.layout.figures))
+            yield self._line("paper", tuple(TableCell(self.printed.get(figure, "")) for figure in self.layout.figures))
         if corrected:
-            yield self._line("paper, corrected", tuple(Cell(corrected.get(f, "")) for f in self.layout.figures))
+            yield self._line("paper, corrected", tuple(TableCell(corrected.get(f, "")) for f in self.layout.figures))
         for record in released:
             if any(cell.value for cell in self._cells(record)):
                 yield from self._of(record, "released network")
         if self.own is not None:
             yield from self._of(self.own, "ours")
         elif self.printed:
-            yield self._line("ours, missing", tuple(Cell() for _ in self.layout.figures))
+            yield self._line("ours, missing", tuple(TableCell() for _ in self.layout.figures))
         for name, record in variants.items():
             yield from self._of(record, f"ours, {name}")
 
-    def _of(self, record: Record, source: str) -> Iterator[Line]:
+    def _of(self, record: Record, source: str) -> Iterator[TableLine]:
         """A record's figures, their intervals, and the halves of the test set if one was leaked."""
         source += self._samples(record)
         yield self._line(source, self._cells(record))
@@ -92,21 +92,21 @@ class _Row:
         short = [f"{part}: {n} samples" for part, n in {**few, **concerned}.items() if n != WHOLE]
         return f" ({', '.join(short)})" if short else ""
 
-    def _line(self, source: str, cells: tuple[Cell, ...]) -> Line:
+    def _line(self, source: str, cells: tuple[TableCell, ...]) -> TableLine:
         mark = " †" if self.method in printed_figures.LEAKED else ""
-        return Line(self.setting.title, f"{printed_figures.method_name(self.method)}{mark}", source, cells)
+        return TableLine(self.setting.title, f"{printed_figures.method_name(self.method)}{mark}", source, cells)
 
-    def _cells(self, figures: Figures) -> tuple[Cell, ...]:
+    def _cells(self, figures: Figures) -> tuple[TableCell, ...]:
         return tuple(self._cell(figure, figures) for figure in self.layout.figures)
 
-    def _cell(self, figure: str, figures: Figures) -> Cell:
+    def _cell(self, figure: str, figures: Figures) -> TableCell:
         value = value_of(figures, figure)
         text = "" if value is None else rounded(value, HEADINGS[figure][1])
         return compared(text, self.printed.get(figure, ""))
 
-    def _intervals(self, record: Record) -> tuple[Cell, ...]:
+    def _intervals(self, record: Record) -> tuple[TableCell, ...]:
         pairs = ((record.intervals.get(figure), HEADINGS[figure][1]) for figure in self.layout.figures)
-        return tuple(Cell() if pair is None else Cell(rounded(pair, digits)) for pair, digits in pairs)
+        return tuple(TableCell() if pair is None else TableCell(rounded(pair, digits)) for pair, digits in pairs)
 
     def missing(self) -> list[Missing]:
         """What makes the figures of ours that the paper has and we have not."""
@@ -138,7 +138,7 @@ def leaked_half(record: Record, clean: Figures) -> Figures | None:
     return Figures(n=rest, **found) if found else None
 
 
-def _own(layout: Layout, store: Store, setting: Setting, method: str) -> Record | None:
+def _own(layout: TableLayout, store: Store, setting: Setting, method: str) -> Record | None:
     """Ours, from the first folder that has it."""
     found = (store.row(folder, setting, method) for folder in layout.folders)
     return next((record for record in found if record is not None), None)

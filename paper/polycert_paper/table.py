@@ -9,27 +9,27 @@ from typing import NamedTuple
 TO = " to "  # between the ends of an interval
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A text, and how far it is from the paper's."""
 
     value: str = ""
     difference: str = ""
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A heading; `compared` columns have differences."""
 
     heading: str
     compared: bool = True
 
 
-class Line(NamedTuple):
+class TableLine(NamedTuple):
     """One line: the section it stands in, the method, where the figures are from, and one cell for each column."""
 
     section: str
     method: str
     source: str
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
 
 
 class Missing(NamedTuple):
@@ -45,8 +45,8 @@ class Table:
 
     name: str
     title: str
-    columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    columns: tuple[TableColumn, ...]
+    lines: tuple[TableLine, ...]
     notes: tuple[str, ...] = ()
     missing: tuple[Missing, ...] = ()
     label: str = "method"
@@ -58,9 +58,9 @@ class Table:
         return self.title if number == self.name else f"Table {number}: {self.title}"
 
     @property
-    def sections(self) -> dict[str, list[Line]]:
+    def sections(self) -> dict[str, list[TableLine]]:
         """The lines of each section, in order."""
-        found: dict[str, list[Line]] = {}
+        found: dict[str, list[TableLine]] = {}
         for line in self.lines:
             found.setdefault(line.section, []).append(line)
         return found
@@ -83,6 +83,6 @@ def difference(ours: str, paper: str) -> str:
     return TO.join(f"{end:+}" if end else f"{abs(end)}" for end in ends)
 
 
-def compared(ours: str, paper: str) -> Cell:
+def compared(ours: str, paper: str) -> TableCell:
     """A cell with its difference."""
-    return Cell(ours, difference(ours, paper))
+    return TableCell(ours, difference(ours, paper))

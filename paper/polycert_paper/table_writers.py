@@ -7,7 +7,7 @@ import html
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from polycert_paper.table import Cell, Line, Missing, Table
+from polycert_paper.table import Missing, Table, TableCell, TableLine
 
 Commands = Callable[[Sequence[Missing]], Iterator[str]]
 NOTHING = "–"
@@ -109,7 +109,7 @@ def _heads(table: Table) -> list[str]:
     return [table.label, "source", *(column.heading for column in table.columns)]
 
 
-def _once(lines: Iterable[Line]) -> Iterator[tuple[str, Line]]:
+def _once(lines: Iterable[TableLine]) -> Iterator[tuple[str, TableLine]]:
     """A method is named on its first line only."""
     before = None
     for line in lines:
@@ -117,7 +117,7 @@ def _once(lines: Iterable[Line]) -> Iterator[tuple[str, Line]]:
         before = line.method
 
 
-def _shown(cell: Cell) -> str:
+def _shown(cell: TableCell) -> str:
     if not cell.value:
         return NOTHING
     return f"{cell.value} ({cell.difference})" if cell.difference else cell.value

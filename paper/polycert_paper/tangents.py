@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from polycert.rules.activation import Tanh
-from polycert_paper.table import Cell, Column, Line, Table, compared
+from polycert_paper.table import Table, TableCell, TableColumn, TableLine, compared
 
 SHARES = ("0.96", "0.5", "1e-2", "1e-4", "1e-6", "1e-7")  # of the steepest slope
 DIGITS = 3
@@ -65,11 +65,11 @@ CURVES = (
 def tangent_table() -> Table:
     """Both formulas beside the exact points, for steep and flat lines."""
     lines = [line for curve in CURVES for sign in (-1, 1) for line in _lines(curve, sign)]
-    columns = tuple(Column(f"d / steepest = {share}") for share in SHARES)
+    columns = tuple(TableColumn(f"d / steepest = {share}") for share in SHARES)
     return Table("table6", "touching points of sigmoid and tanh", columns, tuple(lines), NOTES, label="point")
 
 
-def _lines(curve: _Curve, sign: int) -> list[Line]:
+def _lines(curve: _Curve, sign: int) -> list[TableLine]:
     steepest = curve.ours.outer * curve.ours.inner
     slopes = [np.float32(steepest * float(share)) for share in SHARES]
     exact = [_text(curve.exact(slope, sign)) for slope in slopes]
@@ -78,14 +78,14 @@ def _lines(curve: _Curve, sign: int) -> list[Line]:
     ours = [_text(curve.touching(slope, sign)) for slope in slopes]
     name = f"{curve.name}, t_{1 if sign < 0 else 2}"
     return [
-        Line("", name, "exact", tuple(map(Cell, exact))),
-        Line("", name, "paper's formula", tuple(map(_cell, printed, exact))),
-        Line("", name, "ours", tuple(map(_cell, ours, exact))),
+        TableLine("", name, "exact", tuple(map(TableCell, exact))),
+        TableLine("", name, "paper's formula", tuple(map(_cell, printed, exact))),
+        TableLine("", name, "ours", tuple(map(_cell, ours, exact))),
     ]
 
 
-def _cell(point: str, exact: str) -> Cell:
-    return compared(point, exact) if Decimal(point).is_finite() else Cell(point)
+def _cell(point: str, exact: str) -> TableCell:
+    return compared(point, exact) if Decimal(point).is_finite() else TableCell(point)
 
 
 def _text(value: float | Decimal) -> str:

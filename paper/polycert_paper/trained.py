@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from polycert_paper import printed_figures
-from polycert_paper.layouts import HEADINGS, LAYOUTS, Layout, value_of
+from polycert_paper.layouts import HEADINGS, LAYOUTS, TableLayout, value_of
 from polycert_paper.settings import settings
 from polycert_paper.stored_records import Record, Store, Training
-from polycert_paper.table import Cell, Column, Line, Table, compared, rounded
+from polycert_paper.table import Table, TableCell, TableColumn, TableLine, compared, rounded
 
 FIGURES = ("CTE", "PGD", "CRE_Lin", "CRE_exact")
 NOTES = (
@@ -20,12 +20,12 @@ NOTES = (
 def trained_table(store: Store) -> Table:
     """Every record that knows its training, in the order of the paper's tables."""
     lines = [line for layout in LAYOUTS.values() for line in _lines(layout, store)]
-    columns = [Column(name, compared=False) for name in ("seed", "epochs", "minutes", "CPU minutes")]
-    columns += [Column(HEADINGS[figure][0]) for figure in FIGURES]
+    columns = [TableColumn(name, compared=False) for name in ("seed", "epochs", "minutes", "CPU minutes")]
+    columns += [TableColumn(HEADINGS[figure][0]) for figure in FIGURES]
     return Table("trained", "Trained here", tuple(columns), tuple(lines), NOTES)
 
 
-def _lines(layout: Layout, store: Store) -> Iterator[Line]:
+def _lines(layout: TableLayout, store: Store) -> Iterator[TableLine]:
     records = store.records(layout.folders[0]).values()
     rows = printed_figures.with_own_methods(printed_figures.printed(layout.name))
     named = settings(setting for setting, _ in rows)
@@ -33,19 +33,19 @@ def _lines(layout: Layout, store: Store) -> Iterator[Line]:
         for record in records:
             if record.training is not None and record.of(named[name], method):
                 cells = (*_course(record, record.training), *_figures(record, printed))
-                yield Line(
+                yield TableLine(
                     named[name].title, printed_figures.method_name(method), f"`{record.training.command}`", cells
                 )
 
 
-def _course(record: Record, training: Training) -> Iterator[Cell]:
-    yield Cell("" if record.seed is None else str(record.seed))
-    yield Cell(str(len(training.metrics)) if training.metrics else "")
+def _course(record: Record, training: Training) -> Iterator[TableCell]:
+    yield TableCell("" if record.seed is None else str(record.seed))
+    yield TableCell(str(len(training.metrics)) if training.metrics else "")
     for minutes in (training.minutes_wall, training.minutes_cpu):
-        yield Cell("" if minutes is None else rounded(minutes, 1))
+        yield TableCell("" if minutes is None else rounded(minutes, 1))
 
 
-def _figures(record: Record, printed: printed_figures.Figures) -> Iterator[Cell]:
+def _figures(record: Record, printed: printed_figures.Figures) -> Iterator[TableCell]:
     for figure in FIGURES:
         value = value_of(record, figure)
         yield compared("" if value is None else rounded(value, HEADINGS[figure][1]), printed.get(figure, ""))

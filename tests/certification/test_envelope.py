@@ -320,7 +320,7 @@ def test_balls_of_norms_near_1_mind_the_box() -> None:
     before = torch.full((20, 40), -math.inf, dtype=F64)
     for norm in (1.3, 1.05, 1.02, 1 + 1e-9, 1):
         joint, boxed, either = (
-            pc.Ball(norm, 0.4, 0.0, 1.0, minimum=minimum).at(x).extremes(form)[0]
+            pc.Ball(norm, 0.4, 0.0, 1.0, minimum=minimum).at(x).concretise(form)[0]
             for minimum in ("joint", "open", "either")
         )
         assert bool((joint >= boxed - 1e-9).all())
@@ -336,7 +336,7 @@ def test_gradients_stay_finite_where_the_largest_coefficient_cannot_move(norm: f
     x, low, high = torch.zeros(1, 3), torch.tensor([0.0, -5.0, -5.0]), torch.tensor([0.0, 5.0, 5.0])
     for scale in (1.0, 1e4, 1e6, 1e12):
         coef = (torch.tensor([[[1.0, 0.012, 0.012]]]) * scale).requires_grad_()
-        lower, upper = pc.Ball(norm, 1.0, low, high).at(x).extremes(Dense(coef))
+        lower, upper = pc.Ball(norm, 1.0, low, high).at(x).concretise(Dense(coef))
         (upper - lower).sum().backward()
         assert bool(torch.isfinite(coef.grad).all())
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import polycert as pc
 from polycert.bounding.relaxations import parallel
 from polycert.certification.envelope import Envelope
-from polycert.certification.verdict import judge
-from polycert.exact import Decision, Specification, decide
+from polycert.certification.verdict import verdict_of
+from polycert.exact import Specification, Verdict, decide
 from polycert.forms import Dense
 from polycert.rules import Interval
 from polycert.rules.activation import LeakyRelu
@@ -24,15 +24,15 @@ from polycert.sets.ball import Region
 from polycert.sets.geometry import least_norm
 from polycert.sets.rounding import Rounding
 from polycert.verification.beta_crown import Ascent
-from polycert.verification.branch_and_bound import Search
+from polycert.verification.branch_and_bound import BranchAndBound
 from polycert.verification.budget import Budget
-from polycert.verification.counterexample import Replay
+from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.leaf_lp import solve_leaf
 from polycert.verification.milp import by_highs, solve
 from polycert.verification.nodes import Nodes
 from polycert.verification.pre_activation import relax
-from polycert.verification.reduced_problem import Maps, Origin, Reduced, reduce
-from polycert.verification.snapshot import Frozen
+from polycert.verification.reduced_problem import AffineMaps, Reduced, ReductionSource, reduce
+from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.tightening import _without
 from polycert.verification.vnnlib.constraints import Constraint, Term
 from polycert.verification.vnnlib.property import box_of
@@ -78,7 +78,7 @@ def test_lines_around_a_reciprocal_of_huge_numbers(dtype: torch.dtype) -> None:
 
     lower, upper = torch.tensor([1e15], dtype=dtype), torch.tensor([1e20], dtype=dtype)
     slope = -1 / (lower * upper)
-    least = Reciprocal((1,)).extent(slope, lower, upper).lower
+    least = Reciprocal((1,)).offset_range(slope, lower, upper).lower
     points = torch.logspace(15, 20, 2001, dtype=torch.float64)
     assert float(least) <= float((1 / points - slope.double() * points).min()) * (1 + 1e-5)
 
@@ -90,7 +90,7 @@ def test_lines_around_tanh_over_a_huge_interval(dtype: torch.dtype) -> None:
 
     upper = torch.tensor([torch.finfo(dtype).max], dtype=dtype)
     slope = 1 / upper
-    assert float(Tanh((1,)).extent(slope, torch.zeros_like(upper), upper).upper) > 0.99
+    assert float(Tanh((1,)).offset_range(slope, torch.zeros_like(upper), upper).upper) > 0.99
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -101,7 +101,7 @@ def test_an_offset_that_overflowed_certifies_nothing(dtype: torch.dtype, value: 
     slope, offset = torch.ones(1, 1, 2, dtype=dtype), torch.tensor([[value]], dtype=dtype)
     slack = torch.full_like(offset, 1e-3)
     env = Envelope(slope, offset, torch.ones(1, 1, dtype=torch.long), region, slack, Rounding(dtype, 8))
-    found = judge(env)
+    found = verdict_of(env)
     assert not bool(found.certified)
     assert float(found.radius) == 0
     assert bool(found.unsettled)  # float64 may know better
@@ -154,12 +154,12 @@ def _small(seed: int, hidden: tuple[int, ...]) -> pc.Network:
     return pc.capture(nn.Sequential(*layers[:-1]), (2,))
 
 
-def _at_the_boundary(net: pc.Network, norm: float) -> Iterator[Decision]:
+def _at_the_boundary(net: pc.Network, norm: float) -> Iterator[Verdict]:
     """Decisions at radii around the smallest one that fails, which a bisection finds."""
     x = torch.zeros(1, 2, dtype=torch.float64)
     spec = Specification.margins(int(net(x).argmax()), 2)
 
-    def at(eps: float) -> Decision:
+    def at(eps: float) -> Verdict:
         return decide(net, pc.Ball(norm, eps).at(x), spec, timeout=5)
 
     low, high = 0.0, 8.0
@@ -191,12 +191,14 @@ def test_a_program_over_no_clause_proves_nothing() -> None:
     """The mixed-integer program was asked about no clause, and said that all of them hold."""
     net, x = _small(0, (4,)), torch.zeros(1, 2, dtype=torch.float64)
     region, spec = pc.Ball(eps=1.0).at(x), Specification.margins(0, 2)
-    frozen = Frozen.of(net)
-    found = solve(_reduced(frozen, region, spec), torch.arange(0), Replay(frozen, region, spec), Budget(5), by_highs)
+    frozen = NetworkSnapshot.of(net)
+    found = solve(
+        _reduced(frozen, region, spec), torch.arange(0), CounterexampleCheck(frozen, region, spec), Budget(5), by_highs
+    )
     assert found.status == "unknown"
 
 
-def _reduced(frozen: Frozen, region: Region, spec: Specification) -> Reduced:
+def _reduced(frozen: NetworkSnapshot, region: Region, spec: Specification) -> Reduced:
     with torch.no_grad():
         intervals = relax(frozen.double, region, Dense(spec.rows.unsqueeze(0)), "crown", "parallel").intervals
         return reduce(frozen.double, region, intervals, spec)
@@ -211,7 +213,7 @@ def test_inputs_with_one_decimal_as_both_bounds_are_points() -> None:
     assert box.free == 0
 
 
-class Believing(Search):
+class Believing(BranchAndBound):
     """Nothing is bounded; the first branching believes the solver in clause 0 and proves all other nodes."""
 
     def bound(self, nodes: Nodes, steps: int) -> Ascent:
@@ -224,9 +226,9 @@ class Believing(Search):
 
 def test_a_clause_that_a_solver_believes_stays_open() -> None:
     """It was forgotten when another clause went on to the next search, which then called all of it robust."""
-    frozen, region = Frozen.of(_small(0, (4, 4))), pc.Ball(eps=1.0).at(torch.zeros(1, 2, dtype=torch.float64))
+    frozen, region = NetworkSnapshot.of(_small(0, (4, 4))), pc.Ball(eps=1.0).at(torch.zeros(1, 2, dtype=torch.float64))
     spec = Specification(torch.eye(2, dtype=torch.float64), double(100.0, 100.0), torch.arange(2))
-    search = Believing(_reduced(frozen, region, spec), Replay(frozen, region, spec), Budget(5), 5)
+    search = Believing(_reduced(frozen, region, spec), CounterexampleCheck(frozen, region, spec), Budget(5), 5)
     found = search.run()
     assert (found.status, found.proof) == ("unknown", "solver")
     assert search.open_clauses.tolist() == [0]
@@ -238,14 +240,14 @@ def double(*numbers: float) -> Tensor:
 
 def test_the_error_of_a_unit_reaches_what_is_composed_of_it() -> None:
     """Three layers of one unit each, all of them on: what the first may be wrong by is in the row at the end."""
-    net = Frozen.of(pc.capture(nn.Sequential(*(nn.Linear(1, 1), nn.ReLU()) * 3).double(), (1,)))
+    net = NetworkSnapshot.of(pc.capture(nn.Sequential(*(nn.Linear(1, 1), nn.ReLU()) * 3).double(), (1,)))
     region = pc.Ball(eps=1.0).at(double(0.0)[None])
     spec = Specification(double(1.0)[None], double(0.0), torch.tensor([0]))
     through = torch.diag(double(1.0, 1.0), -1)  # each unit is the one before it
-    units = Maps(torch.zeros(3, 1).double(), through, torch.zeros(3).double(), double(1e-7, 0.0, 0.0))
-    rows = Maps(double(0.0)[None], double(0.0, 0.0, 1.0)[None], double(0.0), double(0.0))
+    units = AffineMaps(torch.zeros(3, 1).double(), through, torch.zeros(3).double(), double(1e-7, 0.0, 0.0))
+    rows = AffineMaps(double(0.0)[None], double(0.0, 0.0, 1.0)[None], double(0.0), double(0.0))
     sides = {k: torch.zeros(1, 1, dtype=torch.bool) for k in net.double.activations}
-    origin = Origin(net.double, spec, sides, torch.tensor([[k, 0, 0] for k in net.double.activations]))
+    origin = ReductionSource(net.double, spec, sides, torch.tensor([[k, 0, 0] for k in net.double.activations]))
     layers = (slice(0, 1), slice(1, 2), slice(2, 3))
     problem = Reduced(origin, region, units, rows, double(0.1, 0.1, 0.1), double(0.9, 0.9, 0.9), layers, spec.members)
     left = _without(problem, torch.ones(3, dtype=torch.bool))
@@ -315,13 +317,16 @@ def test_a_distance_below_the_normal_numbers_is_0() -> None:
 
 def test_weights_that_overflow_leave_a_search_undecided() -> None:
     """The solvers refuse infinite coefficients with an exception."""
-    frozen, region = Frozen.of(_small(0, (4,))), pc.Ball(eps=1.0).at(torch.zeros(1, 2, dtype=torch.float64))
+    frozen, region = NetworkSnapshot.of(_small(0, (4,))), pc.Ball(eps=1.0).at(torch.zeros(1, 2, dtype=torch.float64))
     spec = Specification.margins(0, 2)
     problem = _reduced(frozen, region, spec)
     problem = replace(problem, units=problem.units._replace(direct=problem.units.direct * math.inf))
     nodes = Nodes.roots(problem)
     assert solve_leaf(problem, replace(nodes, split=torch.ones_like(nodes.split))) is None
-    assert solve(problem, torch.arange(1), Replay(frozen, region, spec), Budget(5), by_highs).status == "unknown"
+    assert (
+        solve(problem, torch.arange(1), CounterexampleCheck(frozen, region, spec), Budget(5), by_highs).status
+        == "unknown"
+    )
 
 
 @pytest.mark.parametrize("x", ["text", None, [["a"]], [[{}]], torch.eye(2).to_sparse()], ids=str)

@@ -159,7 +159,7 @@ def test_any_slope_is_sound(name: str) -> None:
     given = intervals(F64, 3000)
     slope = torch.rand(3000, dtype=F64, generator=generator(2)) * 1.2 * getattr(activation, "outer", 1.0)
     slope = slope * getattr(activation, "inner", 1.0)
-    found = activation.extent(slope, *given)
+    found = activation.offset_range(slope, *given)
     for share in np.linspace(0, 1, 61):
         z = given.lower + share * (given.upper - given.lower)
         value = torch.as_tensor(function(z.numpy())) - slope * z
@@ -322,7 +322,7 @@ def test_rounded_exponents_are_covered(dtype: torch.dtype, smallest: int, norm: 
     form = Dense(torch.stack([torch.ones_like(ratio), ratio], 1)[None])
     low, high = torch.tensor([0.0, -2.0]), torch.tensor([0.0, 2.0])
     region = pc.Ball(norm, 1.0, low, high).at(torch.zeros(1, 2, dtype=dtype))
-    lower, upper = region.extremes(form, Rounding(dtype, 28))
+    lower, upper = region.concretise(form, Rounding(dtype, 28))
     assert bool((upper >= ratio).all())
     assert bool((lower <= -ratio).all())
 

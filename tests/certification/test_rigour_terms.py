@@ -20,14 +20,14 @@ from polycert.bounding.backward import LOWER
 from polycert.bounding.methods import get_method, passes
 from polycert.bounding.precision import error_model, full_precision, longest_sum, plain_products
 from polycert.certification.envelope import Envelope
-from polycert.certification.verdict import SECOND_LOOK, judge
+from polycert.certification.verdict import SECOND_LOOK, verdict_of
 from polycert.exact import Specification
 from polycert.forms import Dense
 from polycert.rules import Interval
 from polycert.rules.affine import MatMul
 from polycert.sets.rounding import LIBRARY_ULPS, Rounding
-from polycert.verification.dual_bound import OFF, ON, Aim, multipliers, proved_bound
-from polycert.verification.journal import Entry
+from polycert.verification.dual_bound import OFF, ON, DualObjective, multipliers, proved_bound
+from polycert.verification.journal import JournalEntry
 from polycert.verification.reduced_problem import reduce
 from tests.helpers.solvers import exact_values
 
@@ -169,8 +169,8 @@ def test_a_second_look_is_for_what_rounding_or_overflow_may_have_cost() -> None:
     near, far = -0.99 * SECOND_LOOK * 1e-3, -1.01 * SECOND_LOOK * 1e-3
     offset = torch.tensor([[near, 1.0], [far, 1.0], [near, far], [math.nan, near], [math.inf, far]])
     env = Envelope(torch.zeros(5, 2, 1), offset, torch.zeros(5, 2, dtype=torch.long), region, slack, Rounding(F32, 8))
-    assert judge(env).unsettled.tolist() == [True, False, False, True, False]
-    assert not bool(judge(env).certified.any())
+    assert verdict_of(env).unsettled.tolist() == [True, False, False, True, False]
+    assert not bool(verdict_of(env).certified.any())
 
 
 # --- the steps of a backward pass ----------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def test_a_dual_bound_covers_its_own_rounding() -> None:
             split = torch.tensor([[ON if value > 0 else OFF for value in before]], dtype=torch.int8)
             weight = torch.ones(1, 1, dtype=F64)
             nothing = torch.zeros(1, 6, dtype=F64)
-            at = multipliers(problem, split, nothing, nothing, Aim.of(problem, weight))
+            at = multipliers(problem, split, nothing, nothing, DualObjective.of(problem, weight))
             found = Fraction(float(proved_bound(problem, split, at.nu, weight)))
             taken = Fraction(float(at.nu.abs() @ problem.slack[0] + weight @ problem.slack[1]) * 1.01)
         values = exact_values(module, fractions(x))
@@ -405,6 +405,6 @@ def test_a_journal_takes_no_word_for_a_proof(status: str, proof: str | None) -> 
         "seconds": 0.0,
         "counterexample": None,
     }
-    assert Entry(status="robust", proof="rigorous", **fields).status == "robust"
+    assert JournalEntry(status="robust", proof="rigorous", **fields).status == "robust"
     with pytest.raises(ValidationError):
-        Entry(status=status, proof=proof, **fields)
+        JournalEntry(status=status, proof=proof, **fields)

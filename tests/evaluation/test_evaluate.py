@@ -23,10 +23,10 @@ from polycert.cli import evaluate as command
 from polycert.evaluation import attacks, measurements
 from polycert.evaluation.confidence import normal, wilson
 from polycert.evaluation.evaluate import ALONE, run
-from polycert.evaluation.exact import Exact
+from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
 from polycert.evaluation.record_files import COLUMNS
-from polycert.evaluation.settings import Settings, make_task, usual_upper
+from polycert.evaluation.settings import EvaluationSettings, make_task, usual_upper
 from polycert.evaluation.training_history import command as command_for
 from polycert.models.architectures import ARCHITECTURES, build, fc1
 from polycert.runtime.distributed import Processes
@@ -377,7 +377,7 @@ def test_what_is_refused(
 @pytest.mark.parametrize("change", [{"seconds": 0.0}, {"timeout": -1.0}, {"limit": 0}])
 def test_efforts_that_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(pc.PolycertError, match="exact verdicts"):
-        Exact(**change)
+        ExactSettings(**change)
 
 
 # Files
@@ -438,7 +438,7 @@ def test_an_interrupted_evaluation_goes_on(
     whole = pc.evaluate(net, *samples, BALLS["inf"], samples=True)
     measured: list[int] = []
 
-    def until_the_third(task: Any, stage: Any) -> measurements.Part:
+    def until_the_third(task: Any, stage: Any) -> measurements.Measurements:
         if len(measured) == 2:
             raise KeyboardInterrupt
         measured.append(len(task))
@@ -462,8 +462,8 @@ def test_shares_of_processes_make_the_evaluation_of_one(
     net: nn.Sequential, samples: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measurements, "SLICE", 20)
-    settings = Settings(upper=4 * EPS, samples=True)
-    task, exact = make_task(net, *samples, BALLS["inf"], settings), Exact(timeout=20)
+    settings = EvaluationSettings(upper=4 * EPS, samples=True)
+    task, exact = make_task(net, *samples, BALLS["inf"], settings), ExactSettings(timeout=20)
     sent: list[Any] = []
 
     class Second(Processes):

@@ -115,7 +115,7 @@ def test_softplus_holds_for_torchs_own_right_of_its_threshold(dtype: torch.dtype
     real = z.double() + (-z.double()).exp().log1p()
     for value in (F.softplus(z).double(), real):
         for slope in (0.0, 0.5, 1.0):
-            low, high = op.extent(torch.full_like(z, slope), z - 0.05, z + 0.05)
+            low, high = op.offset_range(torch.full_like(z, slope), z - 0.05, z + 0.05)
             error = rounding.library(op.sizes(torch.full_like(z, slope), Interval(z - 0.05, z + 0.05)))
             assert bool(((low - error).double() <= value - slope * z.double()).all())
             assert bool(((high + error).double() >= value - slope * z.double()).all())

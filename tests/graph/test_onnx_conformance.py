@@ -21,7 +21,7 @@ from onnx.backend.test.case.node import collect_testcases
 import polycert as pc
 from polycert.graph.onnx.all_ops import TABLE
 from polycert.graph.onnx.constant_folding import FOLDS
-from polycert.graph.onnx.imported import Imported
+from polycert.graph.onnx.imported import OnnxNetwork
 from polycert.graph.onnx.program import read_program
 
 OPS = {*TABLE, *FOLDS, "Constant", "Shape", "Size"}
@@ -69,7 +69,7 @@ def answer(asked: Question, path: Path) -> str:
     """`equal`, `refused` or what went wrong; onnxruntime is not asked."""
     path.write_bytes(asked.model.SerializeToString())
     try:
-        graph = Imported(read_program(path), torch.float64, torch.device("cpu")).bind()
+        graph = OnnxNetwork(read_program(path), torch.float64, torch.device("cpu")).bind()
         found = graph.forward(torch.from_numpy(asked.x.astype(np.float64)).reshape(1, *graph.input_shape))
     except pc.PolycertError as error:
         return "refused" if "\n" not in str(error) else f"{asked.name}: says {error}"

@@ -15,7 +15,7 @@ from polycert.exact import Specification
 from polycert.graph.onnx import comparison, constant_folding
 from polycert.graph.onnx.all_ops import TABLE
 from polycert.graph.onnx.comparison import check_inside
-from polycert.graph.onnx.onnxruntime_check import Replay
+from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
 from polycert.rules.activation import LeakyRelu
 from polycert.rules.maximum import clipped
 from polycert.verification.vnnlib.reader import parse_property
@@ -180,8 +180,8 @@ def test_samples_are_not_proved_where_the_graph_is_another_network(
 def test_the_points_of_few_samples_lie_in_their_own_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = load(tmp_path, lambda g: g("Relu", "x"))
     seen: list[torch.Tensor] = []
-    given = Replay.values
-    monkeypatch.setattr(Replay, "values", lambda self, x, names: seen.append(x) or given(self, x, names))
+    given = OnnxRuntime.values
+    monkeypatch.setattr(OnnxRuntime, "values", lambda self, x, names: seen.append(x) or given(self, x, names))
     x = torch.tensor([[1.0, 2, 3, 4], [100, 200, 300, 400]])
     check_inside(net.trace(torch.float64), net.replay, pc.Ball(eps=0.5).at(x))
     points = torch.cat(seen)

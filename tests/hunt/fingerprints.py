@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import polycert as pc
 from polycert.graph.fingerprint import fingerprint
-from polycert.verification.question import Settings
+from polycert.verification.question import VerificationSettings
 from polycert.verification.verify import ask
 from tests.helpers.cases import CASES, Case, fresh
 from tests.hunt.kind import claimed
@@ -74,7 +74,7 @@ def _by_weight(registered: Case, case: Any) -> str | None:
 
 def _asked(net: nn.Module, x: Tensor) -> str:
     label = torch.zeros(len(x), dtype=torch.long)
-    return ask(pc.capture(net, tuple(x.shape[1:])), x, label, pc.Ball(eps=0.1), Settings()).fingerprint
+    return ask(pc.capture(net, tuple(x.shape[1:])), x, label, pc.Ball(eps=0.1), VerificationSettings()).fingerprint
 
 
 @cache

@@ -102,7 +102,7 @@ class Geometry:
         eps = take(case["eps"])[0]
         region = pc.Ball(norm, eps, low, high, minimum=case["minimum"]).at(x)
         rounding = Rounding(dtype, DEPTH)
-        ends = region.extremes(Dense(coef.reshape(1, 1, -1)), rounding, joint=case["minimum"] == "joint")
+        ends = region.concretise(Dense(coef.reshape(1, 1, -1)), rounding, joint=case["minimum"] == "joint")
         lower, upper = (float(end) for end in ends)
         count = x.numel()
         sides = [[s * math.inf] * count if side is None else side.tolist() for side, s in ((low, -1), (high, 1))]

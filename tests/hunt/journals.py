@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 import polycert as pc
-from polycert.evaluation.measurements import Part, Store, measure
-from polycert.evaluation.settings import Settings, make_task
+from polycert.evaluation.measurements import Measurements, MeasurementStore, measure
+from polycert.evaluation.settings import EvaluationSettings, make_task
 from polycert.models import architectures
 from tests.hunt.kind import claimed, note
 
@@ -262,7 +262,7 @@ _written: set[bytes] = set()  # lines that runs of this process were seen to wri
 
 @cache
 def _names() -> list[bytes]:
-    from polycert.verification.question import Settings as Effort
+    from polycert.verification.question import VerificationSettings as Effort
     from polycert.verification.verify import ask
 
     asked = ask(network(), samples(), None, BALL, Effort())
@@ -400,7 +400,7 @@ PART_CHANGES = ("cut", "flip", "network", "samples", "empty", "nothing")
 
 def _task(changed: bool = False, first: int = 0) -> Any:
     x = samples()[first : first + 4]
-    settings = Settings(upper=0.3, steps=2, restarts=1, tolerance=0.05)
+    settings = EvaluationSettings(upper=0.3, steps=2, restarts=1, tolerance=0.05)
     return make_task(network(changed), x, network()(x).argmax(1), BALL, settings)
 
 
@@ -409,19 +409,19 @@ def _stage(text: str, done: int, total: int) -> None:
 
 
 @cache
-def _measured() -> Part:
+def _measured() -> Measurements:
     return measure(_task(), _stage)
 
 
 def _parts(case: Any, folder: Path) -> str | None:
     """A slice that is not as it was written is measured again."""
-    store = Store(folder / "row.parts")
+    store = MeasurementStore(folder / "row.parts")
     store.measured(_task(), _stage)
     (path,) = (folder / "row.parts").iterdir()
     before = path.read_bytes()
     change, place = case["change"], int(case["place"] * len(before))
     if change in ("network", "samples"):
-        other = Store(folder / "other.parts")
+        other = MeasurementStore(folder / "other.parts")
         other.measured(_task(changed=change == "network", first=2 * (change == "samples")), _stage)
         (foreign,) = (folder / "other.parts").iterdir()
         if foreign.name == path.name:

@@ -45,7 +45,7 @@ def low_offset(patch: pytest.MonkeyPatch) -> None:
         return slope, Interval(low, high * (1 - 1e-3))
 
     patch.setattr(Relu, "parallel", wrong)
-    patch.setattr(LeakyRelu, "extent", _narrow(LeakyRelu.extent))
+    patch.setattr(LeakyRelu, "extent", _narrow(LeakyRelu.offset_range))
 
 
 def narrow_curves(patch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from polycert.graph.onnx import arithmetic, conv_pool, imported
 from polycert.graph.onnx.all_ops import TABLE
 from polycert.runtime.npz import read_arrays
 from polycert.verification import checksummed_lines
-from polycert.verification.vnnlib import Decision, constraints, property
+from polycert.verification.vnnlib import PropertyVerdict, constraints, property
 from tests.helpers.mutants import FIRST
 from tests.hunt import fingerprints, journals, onnx_mutants, properties, readers
 from tests.hunt.kind import Kind
@@ -110,8 +110,8 @@ def test_a_dead_node_that_takes_much_memory_is_found(monkeypatch: pytest.MonkeyP
         np.ones(2**27)
         return real(program)
 
-    real = imported.Replay
-    monkeypatch.setattr(imported, "Replay", greedy)
+    real = imported.OnnxRuntime
+    monkeypatch.setattr(imported, "OnnxRuntime", greedy)
     assert "bytes while it is read" in found(ONNX, count=20)
 
 
@@ -127,7 +127,7 @@ def test_bounds_that_are_too_narrow_are_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_false_unsat_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_mutants, "decide", lambda *_, **__: Decision("unsat"))
+    monkeypatch.setattr(onnx_mutants, "decide", lambda *_, **__: PropertyVerdict("unsat"))
     assert "unsat" in found(ONNX, asks(property=True))
 
 
@@ -172,7 +172,7 @@ def test_a_line_that_is_believed_after_an_edit_is_found(monkeypatch: pytest.Monk
         line = checksummed_lines.SEAL.fullmatch(text)
         return None if line is None else line[1] + b"}"
 
-    monkeypatch.setattr(checksummed_lines.Sealed, "_unsealed", unsealed)
+    monkeypatch.setattr(checksummed_lines.ChecksummedLines, "_unsealed", unsealed)
     edited = lambda case: case["what"] == "damage" and {c[0] for c in case["changes"]} <= {"edit", "sample"}  # noqa: E731
     assert found(JOURNALS, edited, count=60)
 
@@ -184,11 +184,11 @@ def test_a_missing_lock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("change", ["network", "samples"])
 def test_a_slice_without_a_seal_is_found(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(path: Path, about: str) -> measurements.Part:
+    def read(path: Path, about: str) -> measurements.Measurements:
         arrays = read_arrays(path)
         prefix = len(measurements.COLUMN)
         columns = {name[prefix:]: held for name, held in arrays.items() if name.startswith(measurements.COLUMN)}
-        return measurements.Part(columns, arrays["points"], arrays["hits"], {})
+        return measurements.Measurements(columns, arrays["points"], arrays["hits"], {})
 
     monkeypatch.setattr(measurements, "_read", read)
     monkeypatch.setattr(journals, "module", _other_module(journals.module))

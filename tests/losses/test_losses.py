@@ -343,7 +343,7 @@ def test_the_attack_starts_at_random_points_and_takes_steps_of_a_fifth(
         seen.append((start, settings))
         return start
 
-    monkeypatch.setattr("polycert.losses.loss.descend", descend)
+    monkeypatch.setattr("polycert.losses.loss.pgd_attack", descend)
     for epoch in (0, 0, 1):
         attacked(net.bind(), ball.at(x), y, keyed([5, 6, 7, 8, 9, 10], epoch=epoch), 7)
     (first, settings), (again, _), (later, _) = seen
@@ -361,17 +361,17 @@ def test_the_attack_starts_at_random_points_and_takes_steps_of_a_fifth(
 )
 def test_a_loss_attacks_with_its_own_steps(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (_, net), (x, y), seen = network("relu"), batch(), []
-    monkeypatch.setattr("polycert.losses.loss.descend", lambda *given, **settings: seen.append(settings) or given[3])
+    monkeypatch.setattr("polycert.losses.loss.pgd_attack", lambda *given, **settings: seen.append(settings) or given[3])
     kind(attack_steps=3, attack_step=0.7)(net, x, y, box_ball())
     assert [(each["steps"], each["step"]) for each in seen] == [(3, 0.7)]
 
 
 def test_a_fixed_step_of_the_attack_is_so_long() -> None:
-    from polycert.attacks.pgd import descend
+    from polycert.attacks.pgd import pgd_attack
 
     (_, net), (x, y) = network("relu"), batch()
     x = 0.3 + 0.4 * x  # away from the box
-    moved = descend(net.bind(), box_ball(eps=0.1).at(x), y, x, steps=3, step=0.2, fixed=True)
+    moved = pgd_attack(net.bind(), box_ball(eps=0.1).at(x), y, x, steps=3, step=0.2, fixed=True)
     assert float((moved - x).abs().max()) == pytest.approx(0.06)
 
 

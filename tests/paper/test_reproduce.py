@@ -31,7 +31,7 @@ from polycert_paper.figures import envelope_sketch
 from polycert_paper.figures.histograms import PRINTED_NORMS, Histogram
 from polycert_paper.layouts import LAYOUTS
 from polycert_paper.settings import settings
-from polycert_paper.table import Cell, Line, Table, difference, rounded
+from polycert_paper.table import Table, TableCell, TableLine, difference, rounded
 from polycert_paper.table_writers import comma_separated, latex, listed, markdown
 from polycert_paper.tangents import CURVES, SHARES
 
@@ -256,7 +256,7 @@ def records(tmp_path: Path) -> Path:
     return folder
 
 
-def lines_of(table: Table, method: str, section: str = "MNIST FC1") -> dict[str, dict[str, Cell]]:
+def lines_of(table: Table, method: str, section: str = "MNIST FC1") -> dict[str, dict[str, TableCell]]:
     """The lines of a method by source, their cells by heading."""
     heads = [column.heading for column in table.columns]
     return {
@@ -268,25 +268,25 @@ def lines_of(table: Table, method: str, section: str = "MNIST FC1") -> dict[str,
 
 def test_differences_by_hand(records: Path) -> None:
     kw = lines_of(TABLES["table1"](Store(records)), "KW")
-    assert kw["paper"]["CTE"] == Cell("2.26")
-    assert kw["paper, corrected"]["CRE exact"] == Cell("9.01 to 9.10")
+    assert kw["paper"]["CTE"] == TableCell("2.26")
+    assert kw["paper, corrected"]["CRE exact"] == TableCell("9.01 to 9.10")
     (name,) = [source for source in kw if source.startswith("ours") and "interval" not in source]
     assert name == "ours (exact: 500 samples)"
     ours = kw[name]
-    assert ours["CTE"] == Cell("2.00", "-0.26")
-    assert ours["PGD"] == Cell("8.59", "0.00")
-    assert ours["CRE exact"] == Cell("9.00 to 9.50", "-1.90 to -1.40")
-    assert ours["ACB PEC"] == Cell("0.0930", "+0.0002")
-    assert ours["PGD strong"] == Cell()
-    assert kw[f"{name}, 95 % interval"]["CTE"] == Cell("1.75 to 2.30")
+    assert ours["CTE"] == TableCell("2.00", "-0.26")
+    assert ours["PGD"] == TableCell("8.59", "0.00")
+    assert ours["CRE exact"] == TableCell("9.00 to 9.50", "-1.90 to -1.40")
+    assert ours["ACB PEC"] == TableCell("0.0930", "+0.0002")
+    assert ours["PGD strong"] == TableCell()
+    assert kw[f"{name}, 95 % interval"]["CTE"] == TableCell("1.75 to 2.30")
 
 
 def test_the_search_is_taken_from_the_main_table(records: Path) -> None:
     kw = lines_of(TABLES["table4"](Store(records)), "KW")["ours"]
-    assert kw["T bisection"] == Cell("12.00", "0.00")
-    assert kw["T envelope"] == Cell("8.40", "-0.08")
-    assert kw["envelope / bisection"] == Cell("0.7000", "-0.0066")
-    assert kw["root / bisection"] == Cell("0.3750")
+    assert kw["T bisection"] == TableCell("12.00", "0.00")
+    assert kw["T envelope"] == TableCell("8.40", "-0.08")
+    assert kw["envelope / bisection"] == TableCell("0.7000", "-0.0066")
+    assert kw["root / bisection"] == TableCell("0.3750")
 
 
 def test_what_was_trained_here_says_how(records: Path) -> None:
@@ -296,13 +296,13 @@ def test_what_was_trained_here_says_how(records: Path) -> None:
     found = lines_of(table, "C-PER")[line.source]
     shown = {"seed": "3", "epochs": "2", "minutes": "41.8", "CPU minutes": "", "CRE Lin": ""}
     assert {name: found[name].value for name in shown} == shown
-    assert found["CTE"] == Cell("1.87", "+0.27")
+    assert found["CTE"] == TableCell("1.87", "+0.27")
 
 
 def test_other_recipes_are_shown_beside(records: Path) -> None:
     table = TABLES["table1"](Store(records))
     found = lines_of(table, "C-PER")
-    assert found["ours, quick"]["CTE"] == Cell("1.87", "+0.27")
+    assert found["ours, quick"]["CTE"] == TableCell("1.87", "+0.27")
     assert "ours, missing" in found
     assert [note for note in table.notes if "stranger" in note] == [
         "Not shown: the record stranger, which belongs to no row of this table."
@@ -314,20 +314,20 @@ def test_methods_that_the_paper_has_not_come_after_its_own(records: Path) -> Non
     table = TABLES["table1"](Store(records))
     mixed = lines_of(table, "MTL-KW")
     assert list(mixed) == ["ours, mixed"]
-    assert mixed["ours, mixed"]["CTE"] == Cell("1.50")
+    assert mixed["ours, mixed"]["CTE"] == TableCell("1.50")
     order = [line.method for line in table.lines if line.section == table.lines[0].section]
     assert order[-1] == "MTL-KW"
     assert not any("mixed" in note for note in table.notes)
     assert not any("mtl" in item.what for item in table.missing)
-    assert lines_of(TABLES["trained"](Store(records)), "MTL-KW")["`polycert train mixed`"]["CTE"] == Cell("1.50")
+    assert lines_of(TABLES["trained"](Store(records)), "MTL-KW")["`polycert train mixed`"]["CTE"] == TableCell("1.50")
 
 
 def test_both_halves_of_a_leaked_test_set(records: Path) -> None:
     table = TABLES["table1"](Store(records))
     found = lines_of(table, "C-PER+at")
-    assert found["released network"]["CTE"] == Cell("1.81", "0.00")
-    assert found["released network, half without leak"]["CTE"] == Cell("2.40", "+0.59")
-    assert found["released network, leaked half"]["CTE"] == Cell("1.22", "-0.59")
+    assert found["released network"]["CTE"] == TableCell("1.81", "0.00")
+    assert found["released network, half without leak"]["CTE"] == TableCell("2.40", "+0.59")
+    assert found["released network, leaked half"]["CTE"] == TableCell("1.22", "-0.59")
     assert found["released network, leaked half"]["ACB PEC"].value == "0.0935"
     marked = {line.method for line in table.lines if "†" in line.method}
     assert marked == {"C-PER+at †", "I-PER+at †"}
@@ -355,9 +355,9 @@ def test_missing_rows_say_what_makes_them(records: Path) -> None:
 def test_growth_beside_the_papers_count(records: Path) -> None:
     table = TABLES["table5"](Store(records))
     crown = lines_of(table, "Fast-Lin / CROWN", "")
-    assert crown["paper, counted"]["operations"] == Cell("O(N^2 n^3)")
-    assert crown["ours, measured"]["width n"] == Cell("2.50", "-0.50")
-    assert crown["ours, measured"]["depth N"] == Cell("2.00", "0.00")
+    assert crown["paper, counted"]["operations"] == TableCell("O(N^2 n^3)")
+    assert crown["ours, measured"]["width n"] == TableCell("2.50", "-0.50")
+    assert crown["ours, measured"]["depth N"] == TableCell("2.00", "0.00")
     assert [item.command for item in table.missing] == ["python benchmarks/growth.py --out results/table5/growth.json"]
 
 
@@ -438,7 +438,7 @@ def test_latex_is_balanced_and_escaped(records: Path, name: str) -> None:
 
 def test_latex_escapes_everything() -> None:
     nasty = "50 % & a_b {c} #1 $x$ ~ ^ \\ † < >"
-    table = Table("table0", nasty, (), (Line(nasty, nasty, nasty, ()),))
+    table = Table("table0", nasty, (), (TableLine(nasty, nasty, nasty, ()),))
     assert_latex(latex(table), 0)
 
 

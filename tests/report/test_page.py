@@ -21,7 +21,7 @@ import polycert as pc
 from polycert.cli import app
 from polycert.report import claims, comparisons, packed_columns, write_report
 from polycert.report.claims import CLAIMS, FAILS, HOLDS, OPEN, PARTLY, Claim
-from polycert.report.runs import Run, gather
+from polycert.report.runs import ReportedModel, gather
 from polycert.report.sample_images import data_uri
 from tests.helpers.report_files import EPS, record, samples, write_evaluation, write_training
 
@@ -252,12 +252,12 @@ def test_ten_thousand_samples_stay_small(tmp_path: Path) -> None:
 # The claims
 
 
-def run_of(**changes: Any) -> Run:
+def run_of(**changes: Any) -> ReportedModel:
     values = record(**changes)
-    return Run(name=str(values["model"]), path=Path(f"{values['model']}.json"), record=values)
+    return ReportedModel(name=str(values["model"]), path=Path(f"{values['model']}.json"), record=values)
 
 
-def verdict(position: int, *runs: Run) -> str:
+def verdict(position: int, *runs: ReportedModel) -> str:
     return CLAIMS[position].judge(runs).verdict
 
 
@@ -281,13 +281,13 @@ def test_partial_bounds_are_counted_on_cifar() -> None:
     frame["radius"], frame["certified"] = np.minimum(frame["largest"], EPS), frame["largest"] >= EPS
     frame["prediction"] = frame["label"]
 
-    def run(dataset: str) -> Run:
-        return Run(name="c", path=Path("c.json"), record=record(dataset=dataset), samples=frame)
+    def run(dataset: str) -> ReportedModel:
+        return ReportedModel(name="c", path=Path("c.json"), record=record(dataset=dataset), samples=frame)
 
     assert "15.0 % of 1,000" in CLAIMS[1].judge([run("cifar10")]).evidence[0].text
     assert verdict(1, run("cifar10")) == HOLDS
     assert verdict(1, run("mnist")) == OPEN
-    assert CLAIMS[1].judge([Run("c", Path("c"), record(dataset="cifar10"), frame[:500])]).verdict == OPEN
+    assert CLAIMS[1].judge([ReportedModel("c", Path("c"), record(dataset="cifar10"), frame[:500])]).verdict == OPEN
     frame["prediction"] = frame["label"] + 1  # a radius of a misclassified sample would not count
     assert verdict(1, run("cifar10")) == FAILS
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from polycert.report.headline import headline
-from polycert.report.runs import Run
+from polycert.report.runs import ReportedModel
 from polycert.sets.ball import eps_text
 
 
-def run(**record: object) -> Run:
-    return Run("net", Path("net.json"), record={"n": 10_000, "norm": "inf", "eps": 0.1, "rigorous": True, **record})
+def run(**record: object) -> ReportedModel:
+    return ReportedModel(
+        "net", Path("net.json"), record={"n": 10_000, "norm": "inf", "eps": 0.1, "rigorous": True, **record}
+    )
 
 
 PARTS = {"proved": 99.99, "wrong": 0.01, "broken": 0.0, "open": 0.0}

@@ -298,7 +298,7 @@ def test_windows_have_the_extremes_of_the_dense_form(drawn: tuple[list[Conv2d], 
     x = torch.rand(2, *ops[-1].in_shape, dtype=F64, generator=generator(seed))
     for minimum in ("open", "joint", "either"):
         region = ball(norm, boxed, minimum=minimum).at(x)
-        for mine, theirs in zip(region.extremes(windows), region.extremes(windows.dense()), strict=True):
+        for mine, theirs in zip(region.concretise(windows), region.concretise(windows.dense()), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
@@ -356,7 +356,7 @@ def test_a_convolution_net_is_bounded_as_its_dense_twin(case: Case) -> None:
 
 def everything_open(run: Pass, index: int) -> tuple[Interval, Tensor]:
     """No entry of a layer is settled by intervals."""
-    known = run.reach(index)
+    known = run.pre_activation(index)
     return known, torch.ones_like(known.lower, dtype=torch.bool).flatten(1)
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from polycert.bounding.relaxations import adaptive, parallel
 from polycert.rules import Interval
 from polycert.rules.activation import Erf
-from polycert.rules.smooth import Curve, Elu, Exp, Gelu, Reciprocal, Silu, Softplus, Square, TanhGelu
+from polycert.rules.smooth import Elu, Exp, Gelu, Reciprocal, Silu, SmoothActivation, Softplus, Square, TanhGelu
 from polycert.sets.rounding import Rounding
 
 F32, F64 = torch.float32, torch.float64
-CURVES: list[type[Curve]] = [Exp, Softplus, Square, Elu, Reciprocal, Gelu, TanhGelu, Silu]
+CURVES: list[type[SmoothActivation]] = [Exp, Softplus, Square, Elu, Reciprocal, Gelu, TanhGelu, Silu]
 
 EXACT = {
     Exp: mpmath.exp,
@@ -30,7 +30,7 @@ EXACT = {
 }
 
 
-def intervals(kind: type[Curve], dtype: torch.dtype, count: int = 400) -> tuple[Tensor, Tensor]:
+def intervals(kind: type[SmoothActivation], dtype: torch.dtype, count: int = 400) -> tuple[Tensor, Tensor]:
     """Random intervals, narrow and wide, left, right and across 0; a few without width."""
     generator = torch.Generator().manual_seed(1)
     centre = torch.randn(count, generator=generator, dtype=F64) * 4
@@ -50,7 +50,7 @@ def grid(lower: Tensor, upper: Tensor, points: int = 2001) -> Tensor:
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 @pytest.mark.parametrize("relaxation", [parallel, adaptive], ids=["parallel", "adaptive"])
 @pytest.mark.parametrize("kind", CURVES, ids=lambda kind: kind.__name__)
-def test_lines_hold_every_value(kind: type[Curve], relaxation, dtype: torch.dtype) -> None:
+def test_lines_hold_every_value(kind: type[SmoothActivation], relaxation, dtype: torch.dtype) -> None:
     """With the rounding terms no value of the function in float64 is outside, not by any amount."""
     curve = kind((400,))
     lower, upper = intervals(kind, dtype)
@@ -65,7 +65,7 @@ def test_lines_hold_every_value(kind: type[Curve], relaxation, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("kind", CURVES, ids=lambda kind: kind.__name__)
-def test_extents_are_tight(kind: type[Curve]) -> None:
+def test_extents_are_tight(kind: type[SmoothActivation]) -> None:
     """For slopes of all sizes the extent is the least and largest value on a fine grid, nearly."""
     curve = kind((400,))
     lower, upper = intervals(kind, F64)
@@ -74,7 +74,7 @@ def test_extents_are_tight(kind: type[Curve]) -> None:
         points = points.clamp(min=1)
     for slope in (-0.7, -0.05, 0.0, 0.3, 0.99, 1.05, 2.0):
         given = torch.full_like(lower, slope)
-        low, high = curve.extent(given, lower, upper)
+        low, high = curve.offset_range(given, lower, upper)
         gaps = curve.value(points) - slope * points
         scale = 1 + gaps.abs().amax(0)
         assert bool((low <= gaps.amin(0) + 1e-12 * scale).all())
@@ -85,7 +85,7 @@ def test_extents_are_tight(kind: type[Curve]) -> None:
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
 @pytest.mark.parametrize("kind", CURVES, ids=lambda kind: kind.__name__)
-def test_values_are_as_accurate_as_the_error_model_says(kind: type[Curve], dtype: torch.dtype) -> None:
+def test_values_are_as_accurate_as_the_error_model_says(kind: type[SmoothActivation], dtype: torch.dtype) -> None:
     """Against fifty digits: the library's error is covered where the activation says how large its values are."""
     curve = kind((1,))
     rounding = Rounding(dtype, 16)
@@ -100,7 +100,7 @@ def test_values_are_as_accurate_as_the_error_model_says(kind: type[Curve], dtype
 
 
 @pytest.mark.parametrize("kind", [Gelu, TanhGelu, Silu], ids=lambda kind: kind.__name__)
-def test_bends_are_where_the_second_derivative_changes_sign(kind: type[Curve]) -> None:
+def test_bends_are_where_the_second_derivative_changes_sign(kind: type[SmoothActivation]) -> None:
     with mpmath.workdps(30):
         for sign in (-1, 1):
             before, after = (mpmath.diff(EXACT[kind], sign * kind.bend * part, 2) for part in (0.999, 1.001))
@@ -108,7 +108,7 @@ def test_bends_are_where_the_second_derivative_changes_sign(kind: type[Curve]) -
 
 
 @pytest.mark.parametrize("kind", CURVES, ids=lambda kind: kind.__name__)
-def test_slopes_are_derivatives(kind: type[Curve]) -> None:
+def test_slopes_are_derivatives(kind: type[SmoothActivation]) -> None:
     curve = kind((1,))
     z = torch.linspace(1.1, 6, 50, dtype=F64) if kind is Reciprocal else torch.linspace(-6, 6, 101, dtype=F64) + 0.01
     z.requires_grad_()

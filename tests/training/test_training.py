@@ -28,8 +28,8 @@ from polycert.models.architectures import build, fc1
 from polycert.models.model_files import load_module
 from polycert.training import Run, library, make_recipe, prepare, read_recipe, train
 from polycert.training.augmentation import augmentation
-from polycert.training.batches import Samples, split
-from polycert.training.dead_units import revive
+from polycert.training.batches import TrainingSet, split
+from polycert.training.dead_units import revive_dead_units
 from polycert.training.recipe_files import to_toml, with_overrides
 from polycert.training.validation import validate
 
@@ -301,7 +301,7 @@ def test_overrides_are_toml_values() -> None:
 
 def test_the_order_of_an_epoch_and_a_process_s_share() -> None:
     recipe = make_recipe(SMALL)
-    samples = Samples.load(recipe)
+    samples = TrainingSet.load(recipe)
     orders = [torch.cat([batch.draws.index for batch in samples.epoch(recipe, epoch)]) for epoch in (0, 1)]
     assert [sorted(order.tolist()) for order in orders] == [samples.training.tolist()] * 2
     assert not torch.equal(*orders)
@@ -339,7 +339,7 @@ def test_validation_counts_what_intervals_alone_prove() -> None:
 def test_validation_samples_are_held_out_whatever_the_seed() -> None:
     training, validation = split(2000, 500)
     assert sorted([*training.tolist(), *validation.tolist()]) == list(range(2000))
-    samples = Samples.load(make_recipe(changed(seed=8, validation=500)))
+    samples = TrainingSet.load(make_recipe(changed(seed=8, validation=500)))
     assert torch.equal(samples.validation, validation)
 
 
@@ -426,7 +426,7 @@ def test_a_unit_that_is_off_says_nothing_of_the_others() -> None:
         module[2].weight.fill_(1.0)
     x = torch.rand(50, 2, dtype=torch.float64)
     before = module(x)
-    assert revive(module, x, pc.Ball(float("inf"), 0.01), 0.3, seed=0) == 1
+    assert revive_dead_units(module, x, pc.Ball(float("inf"), 0.01), 0.3, seed=0) == 1
     torch.testing.assert_close(module(x), before)
 
 
@@ -459,7 +459,7 @@ def test_idle_units_become_copies_that_change_nothing() -> None:
         module[5].bias[[1, 4]] = torch.tensor([0.7, -0.7], dtype=torch.float64)
     x, ball = torch.rand(20, 1, 8, 8, dtype=torch.float64), pc.Ball(float("inf"), 0.05)
     before = module(x), pc.bounds(module, x, ball, method="ibp")
-    assert revive(module, x, ball, 0.3, seed=0) == 5
+    assert revive_dead_units(module, x, ball, 0.3, seed=0) == 5
     after = module(x), pc.bounds(module, x, ball, method="ibp")
     torch.testing.assert_close(after[0], before[0])
     torch.testing.assert_close(after[1].lower, before[1].lower)
@@ -468,7 +468,7 @@ def test_idle_units_become_copies_that_change_nothing() -> None:
     loss.backward()
     for k, units in ((0, [0, 2]), (2, [1]), (5, [1, 4])):
         assert (module[k].weight.grad[units].flatten(1).abs().amax(1) > 0).all()
-    assert revive(module, x, ball, 0.3, seed=0) == 0
+    assert revive_dead_units(module, x, ball, 0.3, seed=0) == 0
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ def test_idle_units_stay_where_others_stand_between(rest: list[nn.Module]) -> No
         module[0].bias[:2] = -9.0
     x = torch.rand(5, 1, 8, 8, dtype=torch.float64)
     before = module(x)
-    assert revive(module, x, pc.Ball(float("inf"), 0.01), 0.3, seed=0) == 0
+    assert revive_dead_units(module, x, pc.Ball(float("inf"), 0.01), 0.3, seed=0) == 0
     assert torch.equal(module(x), before)
 
 

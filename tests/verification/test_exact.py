@@ -22,16 +22,16 @@ from polycert.graph import Graph, Node
 from polycert.rules import Interval, Pieces
 from polycert.rules.activation import LeakyRelu
 from polycert.rules.affine import MatMul
-from polycert.verification.beta_crown import Point, ascend, look
-from polycert.verification.branching import try_units
+from polycert.verification.beta_crown import DualPoint, ascend, look
+from polycert.verification.branching import score_candidates
 from polycert.verification.budget import Budget
-from polycert.verification.counterexample import Replay
-from polycert.verification.dual_bound import OFF, ON, Aim, multipliers, proved_bound
+from polycert.verification.counterexample import CounterexampleCheck
+from polycert.verification.dual_bound import OFF, ON, DualObjective, multipliers, proved_bound
 from polycert.verification.milp import SOLVERS, solve
 from polycert.verification.nodes import Nodes
 from polycert.verification.pre_activation import KINDS, relax, tighter
 from polycert.verification.reduced_problem import Reduced, piecewise_linear, reduce
-from polycert.verification.snapshot import Frozen
+from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.sparse import LOCAL, Coefficients
 from polycert.verification.tightening import refine
 from tests.helpers.cases import CASES, Case, ball, ready
@@ -279,7 +279,7 @@ def test_any_multipliers_give_a_valid_bound(case: Case, norm: float) -> None:
     weight = torch.rand(nodes, len(spec.rows), generator=generator, dtype=F64)
     alpha, beta = (torch.rand(nodes, problem.count, generator=generator, dtype=F64) for _ in range(2))
     for nu in (
-        multipliers(problem, split, alpha, beta, Aim.of(problem, weight)).nu,
+        multipliers(problem, split, alpha, beta, DualObjective.of(problem, weight)).nu,
         torch.randn(alpha.shape, generator=generator, dtype=F64),
     ):
         bound = proved_bound(problem, split, nu, weight)
@@ -385,7 +385,7 @@ def test_a_trial_bounds_the_halves_as_if_they_were_nodes(hidden: tuple[int, ...]
     for _ in range(2):  # the second time with units held and paid for
         free = [(row == 0).nonzero().flatten() for row in nodes.split]
         unit = torch.stack([row[torch.randperm(len(row), generator=generator)[:3]] for row in free])
-        tried = try_units(problem, nodes, unit)
+        tried = score_candidates(problem, nodes, unit)
         assert len(tried) == 2 * unit.numel()
         plain = ascend(problem, tried, steps=1).nodes
         torch.testing.assert_close(tried.bound, plain.bound)
@@ -422,8 +422,8 @@ def test_derivatives_are_those_of_the_bound(hidden: tuple[int, ...], norm: float
     weight = torch.rand(6, 2, generator=generator, dtype=F64)
     alpha, beta = (torch.rand(6, count, generator=generator, dtype=F64) for _ in range(2))
 
-    def at(alpha: Tensor, beta: Tensor, weight: Tensor) -> Point:
-        return look(problem, split, alpha, beta, Aim.of(problem, weight))
+    def at(alpha: Tensor, beta: Tensor, weight: Tensor) -> DualPoint:
+        return look(problem, split, alpha, beta, DualObjective.of(problem, weight))
 
     here = at(alpha, beta, weight)
     derivatives = {"alpha": here.alpha, "beta": here.beta, "weight": here.by_rows(problem)}
@@ -468,7 +468,7 @@ def test_the_mixed_integer_program_decides_alone(solver: str, norm: float) -> No
         for eps in (0.1, 0.3, 0.6):
             region = pc.Ball(norm, eps, *BOX).at(x)
             problem, spec = problem_of(net, x, pc.Ball(norm, eps, *BOX))
-            replay = Replay(Frozen.of(net), region, spec)
+            replay = CounterexampleCheck(NetworkSnapshot.of(net), region, spec)
             clauses = torch.arange(spec.clauses)
             found = solve(problem, clauses, replay, Budget(60), SOLVERS[solver])
             expected = decide(net, region, spec, timeout=60)
@@ -489,7 +489,7 @@ def test_points_are_moved_into_the_exact_set(norm: float, dtype: torch.dtype) ->
     x[0, 0], x[0, 1] = 0.0, 1.0
     eps = 0.1
     region = pc.Ball(norm, eps, *BOX).at(x)
-    replay = Replay(Frozen.of(pc.capture(module, (6,))), region, Specification.margins(0, 2))
+    replay = CounterexampleCheck(NetworkSnapshot.of(pc.capture(module, (6,))), region, Specification.margins(0, 2))
     far = x + torch.randn(200, 6, generator=torch.Generator().manual_seed(1), dtype=F64)
     points = replay.inward(far, dtype)
     assert bool((points.to(dtype).to(F64) == points).all())

@@ -11,19 +11,19 @@ from torch import nn
 
 import polycert as pc
 from polycert.verification.decide import decide
-from polycert.verification.rational import Affine, Exact, Undecided
+from polycert.verification.rational import RationalForm, RationalNetwork, Undecided
 from polycert.verification.rational_leaf import positive, solve
-from polycert.verification.snapshot import Frozen
+from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification
 
 
-def network(*layers: nn.Module, shape: tuple[int, ...], seed: int = 0) -> Frozen:
+def network(*layers: nn.Module, shape: tuple[int, ...], seed: int = 0) -> NetworkSnapshot:
     """A captured network in float64 with random weights."""
     torch.manual_seed(seed)
     module = nn.Sequential(*layers)
     for parameter in module.parameters():
         nn.init.normal_(parameter)
-    return Frozen.of(pc.capture(module.double().eval(), shape))
+    return NetworkSnapshot.of(pc.capture(module.double().eval(), shape))
 
 
 NETWORKS = {
@@ -46,7 +46,7 @@ def test_exact_outputs_are_not_rounded() -> None:
     layer = nn.Linear(3, 1, bias=False).double()
     with torch.no_grad():
         layer.weight.fill_(1.0)
-    exact = Exact(Frozen.of(pc.capture(layer, (3,))).double)
+    exact = RationalNetwork(NetworkSnapshot.of(pc.capture(layer, (3,))).double)
     assert exact.outputs(torch.tensor([1e16, 1.0, -1e16], dtype=torch.float64)).fractions() == [1]
 
 
@@ -69,8 +69,8 @@ def test_the_least_value_is_told_apart_from_0(norm: float) -> None:
     region = pc.Ball(norm, 1.0).at(torch.zeros(1, 2, dtype=torch.float64))
     drop = {1.0: 4, 2.0: 5, math.inf: 7}[norm]
     slope = [Fraction(3), Fraction(4)]
-    assert not positive(region, Affine(slope, Fraction(drop)))
-    assert positive(region, Affine(slope, drop + Fraction(1, 10**40)))
+    assert not positive(region, RationalForm(slope, Fraction(drop)))
+    assert positive(region, RationalForm(slope, drop + Fraction(1, 10**40)))
 
 
 @pytest.mark.parametrize("norm", [1.0, 1.5, 2.0, 3.0])
@@ -78,8 +78,8 @@ def test_the_box_helps(norm: float) -> None:
     """With room on one side of the first input only, the form falls by its second input alone."""
     region = pc.Ball(norm, 1.0, low=[0.0, -9.0]).at(torch.zeros(1, 2, dtype=torch.float64))
     slope = [Fraction(3), Fraction(4)]
-    assert positive(region, Affine(slope, 4 + Fraction(1, 10**6)))
-    assert not positive(region, Affine(slope, 4 - Fraction(1, 10**6)))
+    assert positive(region, RationalForm(slope, 4 + Fraction(1, 10**6)))
+    assert not positive(region, RationalForm(slope, 4 - Fraction(1, 10**6)))
 
 
 def corner_net(bias: float) -> nn.Module:
@@ -117,6 +117,6 @@ def test_a_witness_that_only_rounding_makes_fail_is_refused() -> None:
 
 def test_the_slope_right_of_a_bend_is_a_number_of_its_own() -> None:
     """`0.1 + (1 - 0.1)` is not 1 without rounding."""
-    exact = Exact(Frozen.of(pc.capture(nn.Sequential(nn.LeakyReLU(0.1)), (2,))).double)
+    exact = RationalNetwork(NetworkSnapshot.of(pc.capture(nn.Sequential(nn.LeakyReLU(0.1)), (2,))).double)
     found = exact.outputs(torch.tensor([3.0, -1.0], dtype=torch.float64)).fractions()
     assert found == [3, -Fraction(0.1)]

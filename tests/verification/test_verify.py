@@ -29,7 +29,7 @@ from polycert.verification import cascade
 from polycert.verification import pool as workers_module
 from polycert.verification.budget import Budget
 from polycert.verification.question import Question
-from polycert.verification.status import Decision
+from polycert.verification.status import Verdict
 
 ARCHITECTURE = fc1((1, 3, 4), classes=4, hidden=14)
 BALL = pc.Ball(math.inf, 0.12, 0.0, 1.0)
@@ -143,12 +143,12 @@ def test_where_all_share_a_limit_the_easy_ones_come_first(
     """A sample that needs 10 seconds is left to a later round, and what was spent on it adds up."""
     tried: list[tuple[int, float]] = []
 
-    def search(batch: cascade.Batch, k: int, most: float) -> Decision:
+    def search(batch: cascade.OpenSamples, k: int, most: float) -> Verdict:
         place, timeout = int(batch.open[k]), batch.question.settings.timeout
         tried.append((int(batch.question.index[place]), timeout))
         hard = tried[-1][0] in (0, 2)
         status = "robust" if not hard or (tried[-1][0] == 0 and timeout > 10) else "unknown"
-        return Decision(status, "branch", proof="rigorous", evaluations=1, nodes=2, seconds=timeout)
+        return Verdict(status, "branch", proof="rigorous", evaluations=1, nodes=2, seconds=timeout)
 
     monkeypatch.setattr(cascade, "STAGES", ())
     monkeypatch.setattr(cascade, "_search", search)
@@ -167,10 +167,10 @@ def test_the_total_time_ends_in_the_middle_of_a_batch(
     """Each search is as long as it may be; one batch holds all samples."""
     given: list[float] = []
 
-    def slow(batch: cascade.Batch, k: int, most: float) -> Decision:
+    def slow(batch: cascade.OpenSamples, k: int, most: float) -> Verdict:
         given.append(most)
         time.sleep(0.2)
-        return Decision("unknown", "branch")
+        return Verdict("unknown", "branch")
 
     monkeypatch.setattr(cascade, "STAGES", ())
     monkeypatch.setattr(cascade, "_search", slow)

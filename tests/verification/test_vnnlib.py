@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 import polycert as pc
 from polycert.bounding.precision import error_model
 from polycert.cli import app
-from polycert.graph.onnx import Imported
-from polycert.verification.input_split import Boxes, Rows, Search
+from polycert.graph.onnx import OnnxNetwork
+from polycert.verification.input_split import Boxes, InputSplitting, Rows
 from polycert.verification.vnnlib import Property, decide, read_property
 from polycert.verification.vnnlib.expressions import parse
 from polycert.verification.vnnlib.reader import parse_property
@@ -194,7 +194,7 @@ def test_version_2_says_the_same() -> None:
 # --- what is decided -----------------------------------------------------------------------------------------------
 
 
-def small(seed: int, folder: Path, widths: tuple[int, ...] = (2, 6, 6, 2)) -> Imported:
+def small(seed: int, folder: Path, widths: tuple[int, ...] = (2, 6, 6, 2)) -> OnnxNetwork:
     """A random ReLU network, through a file."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -205,11 +205,11 @@ def small(seed: int, folder: Path, widths: tuple[int, ...] = (2, 6, 6, 2)) -> Im
             parameter.mul_(1.5)
     pc.export(pc.capture(module, widths[:1]), folder / "net.onnx")
     net = pc.load(folder / "net.onnx")
-    assert isinstance(net, Imported)
+    assert isinstance(net, OnnxNetwork)
     return net
 
 
-def least_gap(net: Imported, steps: int = 400) -> float:
+def least_gap(net: OnnxNetwork, steps: int = 400) -> float:
     """The least `y_0 - y_1` on a fine grid of the box [-1, 1]^2."""
     axis = torch.linspace(-1, 1, steps + 1, dtype=F64)
     points = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), 2).reshape(-1, 2)
@@ -275,9 +275,9 @@ def test_every_box_is_bounded_over_its_own_sides(monkeypatch: pytest.MonkeyPatch
     boxes = Boxes(corner, corner + width)
     rows = Rows(torch.eye(2).double(), torch.zeros(2).double())
     with torch.no_grad():
-        whole = Search(graph, rows, error_model(graph), []).bound(boxes).value
+        whole = InputSplitting(graph, rows, error_model(graph), []).bound(boxes).value
         for k in range(len(whole)):
-            alone = Search(graph, rows, error_model(graph), []).bound(boxes.pick(torch.tensor([k]))).value
+            alone = InputSplitting(graph, rows, error_model(graph), []).bound(boxes.pick(torch.tensor([k]))).value
             torch.testing.assert_close(whole[k], alone[0], rtol=1e-9, atol=1e-9)
             points = corner[k] + torch.rand(200, 3).double() * width[k]
             assert bool((graph.forward(points).amin(0) >= whole[k]).all())
@@ -295,7 +295,7 @@ def test_cutting_boxes_loses_no_point_that_fails(seed: int, tmp_path: Path) -> N
     worst = points[values.amax(1).argmin()]
     rows = Rows(coef, -graph.forward(worst[None])[0] @ coef.T - 0.02)  # some points fail around the worst one
     failing = points[((values + rows.constant) <= 0).all(1)]
-    search = Search(graph, rows, error_model(graph), [])
+    search = InputSplitting(graph, rows, error_model(graph), [])
     ends = torch.linspace(-1, 1, 9, dtype=F64)
     corners = torch.tensor(list(product(range(8), repeat=2)))
     boxes = Boxes(ends[corners], ends[corners + 1])
@@ -316,7 +316,7 @@ def test_competition_instances(shared: Path) -> None:
     with (folder / "instances.csv").open() as file:
         for row in csv.DictReader(file):
             net, spec = pc.load(folder / row["onnx"]), read_property(folder / row["vnnlib"])
-            assert isinstance(net, Imported)
+            assert isinstance(net, OnnxNetwork)
             found = decide(net, spec, timeout=60)
             decided += found.status == row["truth"]
             if found.status in ("sat", "unsat") and found.status != row["truth"]:
@@ -410,7 +410,7 @@ def test_export_writes_what_load_reads(tmp_path: Path) -> None:
 # --- spellings and sides that are easily misread -------------------------------------------------------------------
 
 
-def twins(tmp_path: Path) -> Imported:
+def twins(tmp_path: Path) -> OnnxNetwork:
     """The network with the outputs x and -x."""
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     sides = [helper.make_tensor_value_info(k, TensorProto.FLOAT, [1, n]) for k, n in (("x", 1), ("y", 2))]
@@ -421,7 +421,7 @@ def twins(tmp_path: Path) -> Imported:
         helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)]).SerializeToString()
     )
     found = pc.load(path)
-    assert isinstance(found, Imported)
+    assert isinstance(found, OnnxNetwork)
     return found
 
 

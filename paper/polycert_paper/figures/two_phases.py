@@ -16,7 +16,7 @@ TITLE = "the two phases of the certified radius"
 ROW = "mnist-fc1-linf-mmr+at"  # the paper's choice
 
 
-class Curve(BaseModel):
+class StoredCurve(BaseModel):
     """What is certified of one sample in balls of growing size."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -31,7 +31,7 @@ class Curve(BaseModel):
     certified: list[bool]
 
     @model_validator(mode="after")
-    def _same_length(self) -> Curve:
+    def _same_length(self) -> StoredCurve:
         if not len(self.eps) == len(self.radius) == len(self.certified) > 1:
             raise ValueError("eps, radius and certified must be lists of one length above 1")
         return self
@@ -39,7 +39,7 @@ class Curve(BaseModel):
 
 def curve_picture(store: Store) -> Picture:
     """Our own network's curve, or else the released one's."""
-    curves = sorted(store.read("figure1", Curve).values(), key=lambda curve: curve.source != "ours")
+    curves = sorted(store.read("figure1", StoredCurve).values(), key=lambda curve: curve.source != "ours")
     missing = Missing(
         ROW,
         f"polycert train {ROW} --run-dir runs/{ROW} && polycert reproduce figure1 --add runs/{ROW}/model.safetensors",

@@ -56,10 +56,10 @@ def attack(
     with torch.no_grad():
         label = as_labels(y, graph.forward(inputs).argmax(1), classes_of(graph))
     position = torch.arange(len(inputs))
-    return strike(graph, ball.at(inputs), label, position, steps=steps, restarts=restarts, seed=seed)
+    return attack_region(graph, ball.at(inputs), label, position, steps=steps, restarts=restarts, seed=seed)
 
 
-def strike(
+def attack_region(
     graph: Graph,
     region: Region,
     label: Tensor,
@@ -82,14 +82,14 @@ def strike(
         here = region[left]
         start = here.x if restart == 0 else _random_points(here, seed, restart, position[left.to(position.device)])
         target = None if restart < 2 else order[left, (restart - 2) % order.shape[1]]
-        points, margin = descend_with_momentum(graph, here, label[left], start, target=target, steps=steps)
+        points, margin = apgd_attack(graph, here, label[left], start, target=target, steps=steps)
         better = margin < lowest[left]
         lowest[left] = torch.where(better, margin, lowest[left])
         best[left] = torch.where(over(better, points), points, best[left])
     return Attack(best, lowest <= 0, lowest)
 
 
-def descend_with_momentum(
+def apgd_attack(
     graph: Graph, region: Region, label: Tensor, start: Tensor, *, target: Tensor | None, steps: int
 ) -> tuple[Tensor, Tensor]:
     """Descent of the margin (to one target class, if given) with momentum and a step that halves where it stops paying.
@@ -158,7 +158,7 @@ def likelihood_of(outputs: Tensor, label: Tensor) -> Tensor:
     return -F.cross_entropy(outputs, label, reduction="none")
 
 
-def descend(
+def pgd_attack(
     graph: Graph,
     region: Region,
     label: Tensor,

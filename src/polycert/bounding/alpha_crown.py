@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polycert.bounding.backward import LOWER, Bound, Pass, backward
-from polycert.bounding.line_offsets import Bends
+from polycert.bounding.line_offsets import LineOffsets
 from polycert.bounding.relaxations import lines_of
 from polycert.forms import Dense, Form
 from polycert.rules import Activation, Interval, Lines
@@ -25,7 +25,7 @@ RATE = 0.1
 FADE = 0.95
 
 
-class Slopes(NamedTuple):
+class AlphaSlopes(NamedTuple):
     """Of the lower and the upper line of one activation, `[samples, *shape]`."""
 
     lower: Tensor
@@ -33,10 +33,10 @@ class Slopes(NamedTuple):
 
 
 @dataclass(eq=False)
-class SlopedPass(Pass):
+class AlphaPass(Pass):
     """A pass whose lines have given slopes."""
 
-    slopes: dict[int, Slopes] = field(default_factory=dict)
+    slopes: dict[int, AlphaSlopes] = field(default_factory=dict)
 
     def lines(self, index: int) -> Lines:
         """Offsets that make the slopes sound."""
@@ -44,12 +44,12 @@ class SlopedPass(Pass):
         assert isinstance(node.op, Activation)
         return lines_of(node.op, *self.slopes[index], self.interval(node.inputs[0]), self.rounding)
 
-    def bends(self, index: int) -> Bends:
+    def line_offsets(self, index: int) -> LineOffsets:
         """Looked up anew, as slopes change."""
-        return Bends.of(self.lines(index))
+        return LineOffsets.of(self.lines(index))
 
 
-def final_by_slopes(run: Pass, form: Form, side: int) -> Bound:
+def final_by_alpha(run: Pass, form: Form, side: int) -> Bound:
     """Pull the rows over the output to the input, each with the best slopes found for it."""
     run.prepare(run.graph.output)
     if not run.graph.activations:
@@ -67,20 +67,20 @@ def final_by_slopes(run: Pass, form: Form, side: int) -> Bound:
     return Bound(Dense(at_input.reshape(batch, rows, *at_input.shape[2:])), found.offset.reshape(batch, rows), slack)
 
 
-def _one_row_a_sample(run: Pass, sample: Tensor) -> SlopedPass:
+def _one_row_a_sample(run: Pass, sample: Tensor) -> AlphaPass:
     """The same pass with every sample as often as it has rows, at the relaxation's own slopes."""
     intervals = {k: Interval(v.lower[sample], v.upper[sample]) for k, v in run.intervals.items()}
     slopes = {}
     for index in run.graph.activations:
         lines = run.lines(index)
-        slopes[index] = Slopes(lines.lower_slope.detach()[sample], lines.upper_slope.detach()[sample])
-    return SlopedPass(run.graph, run.region[sample], run.relaxation, run.hidden, run.rounding, intervals, slopes=slopes)
+        slopes[index] = AlphaSlopes(lines.lower_slope.detach()[sample], lines.upper_slope.detach()[sample])
+    return AlphaPass(run.graph, run.region[sample], run.relaxation, run.hidden, run.rounding, intervals, slopes=slopes)
 
 
-def _optimise(run: SlopedPass, form: Dense, side: int) -> dict[int, Slopes]:
+def _optimise(run: AlphaPass, form: Dense, side: int) -> dict[int, AlphaSlopes]:
     """The best slopes met on the way, for each sample."""
     fixed = {k: Interval(v.lower.detach(), v.upper.detach()) for k, v in run.intervals.items()}
-    trial = SlopedPass(run.graph, run.region, run.relaxation, run.hidden, None, fixed)
+    trial = AlphaPass(run.graph, run.region, run.relaxation, run.hidden, None, fixed)
     reach = {k: _reach(run, k) for k in run.slopes}
     if not any(bool((part > 0).any()) for pair in reach.values() for part in pair):
         return run.slopes
@@ -102,23 +102,23 @@ def _optimise(run: SlopedPass, form: Dense, side: int) -> dict[int, Slopes]:
     return best
 
 
-def _moved(slopes: Slopes, reach: Slopes, ways: list[Tensor]) -> Slopes:
-    return Slopes(*(slope + far * way for slope, far, way in zip(slopes, reach, ways, strict=True)))
+def _moved(slopes: AlphaSlopes, reach: AlphaSlopes, ways: list[Tensor]) -> AlphaSlopes:
+    return AlphaSlopes(*(slope + far * way for slope, far, way in zip(slopes, reach, ways, strict=True)))
 
 
-def _value(run: SlopedPass, form: Dense, side: int) -> Tensor:
+def _value(run: AlphaPass, form: Dense, side: int) -> Tensor:
     """The bound of each sample's only row over the region, `[samples]`."""
     bound = backward(run, run.graph.output, form, side)
-    ends = run.region.extremes(bound.form, joint=True)
+    ends = run.region.concretise(bound.form, joint=True)
     return (ends[0 if side == LOWER else 1] + bound.offset).squeeze(1)
 
 
-def _choose(better: Tensor, new: Slopes, old: Slopes) -> Slopes:
+def _choose(better: Tensor, new: AlphaSlopes, old: AlphaSlopes) -> AlphaSlopes:
     pick = better.reshape(-1, *(1,) * (new.lower.dim() - 1))
-    return Slopes(*(torch.where(pick, a.detach(), b) for a, b in zip(new, old, strict=True)))
+    return AlphaSlopes(*(torch.where(pick, a.detach(), b) for a, b in zip(new, old, strict=True)))
 
 
-def _reach(run: SlopedPass, index: int) -> Slopes:
+def _reach(run: AlphaPass, index: int) -> AlphaSlopes:
     """How far each slope may usefully move: 0 for units that are straight, and for a line that is best as it is."""
     node = run.graph.nodes[index]
     assert isinstance(node.op, Activation)
@@ -128,10 +128,10 @@ def _reach(run: SlopedPass, index: int) -> Slopes:
         chord = node.op.chord(*given)
         low, high = node.op.adaptive(*given)
         both = 2 * ((low - chord).abs() + (high - chord).abs())
-        return Slopes(both, both)
+        return AlphaSlopes(both, both)
     bent = (lines.upper_offset > lines.lower_offset).to(given.lower)
     changes = [change for _, change in pieces.bends]
     far = bent * sum(abs(change) for change in changes)
     still = torch.zeros_like(far)
     # A convex function has one best line above it, a concave one below.
-    return Slopes(far if max(changes) > 0 else still, far if min(changes) < 0 else still)
+    return AlphaSlopes(far if max(changes) > 0 else still, far if min(changes) < 0 else still)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from polycert.bounding.chunking import Chunk, chunks, row_width
-from polycert.bounding.line_offsets import Bends
+from polycert.bounding.line_offsets import LineOffsets
 from polycert.bounding.relaxations import Relaxation
 from polycert.forms import Form, Identity, Selected
 from polycert.graph import Graph, Node
@@ -59,7 +59,7 @@ class Pass:
     rounding: Rounding | None = None
     intervals: dict[int, Interval] = field(default_factory=dict)
     _lines: dict[int, Lines] = field(default_factory=dict)
-    _bends: dict[int, Bends] = field(default_factory=dict)
+    _bends: dict[int, LineOffsets] = field(default_factory=dict)
     _reaches: dict[int, Interval] = field(default_factory=dict)
     _sizes: dict[int, Tensor] = field(default_factory=dict)
 
@@ -86,13 +86,13 @@ class Pass:
             self._lines[index] = self.relaxation(self.graph.activation(index), source, self.rounding)
         return self._lines[index]
 
-    def bends(self, index: int) -> Bends:
+    def line_offsets(self, index: int) -> LineOffsets:
         """The offsets of an activation's lines, and the few units that have any."""
         if index not in self._bends:
-            self._bends[index] = Bends.of(self.lines(index))
+            self._bends[index] = LineOffsets.of(self.lines(index))
         return self._bends[index]
 
-    def reach(self, index: int) -> Interval:
+    def pre_activation(self, index: int) -> Interval:
         """Bounds of a node by intervals, where activations may take any value between their lines.
 
         Cheap, and with one slope never tighter than the node's own rows pulled back over the same region.
@@ -106,7 +106,7 @@ class Pass:
             return self.region.box
         if index in self.graph.layout.curved:
             return self.lines(index).reach(self.interval(node.inputs[0]), self.rounding)
-        return node.op.interval(*(self.reach(i) for i in node.inputs), rounding=self.rounding)
+        return node.op.interval(*(self.pre_activation(i) for i in node.inputs), rounding=self.rounding)
 
     def part(self, samples: Tensor) -> Pass:
         """The same pass for some of the samples, with what has been found so far."""
@@ -130,7 +130,7 @@ class Pass:
     def ready(self, index: int) -> None:
         """Find what a node's rows need, with gradients, before numbers are taken from it or chunks computed again."""
         for k in self.graph.layout.activations_before(index):
-            self.bends(k)
+            self.line_offsets(k)
 
     def widened(self, start: int, form: Form, pulled: Pulled) -> Pulled:
         """Rows over node `start` as this kind of pass bounds them; here as they are."""
@@ -188,7 +188,7 @@ class Sums:
         Gives the rows times the lines' slopes.
         """
         lines = self.run.lines(index)
-        rows, (values, sizes) = self.run.bends(index).met_by(form)
+        rows, (values, sizes) = self.run.line_offsets(index).met_by(form)
         if lines.shared and rows is form:
             scaled, middle, spread = form.relaxed(lines.lower_slope, values, sizes)
         else:
@@ -300,7 +300,7 @@ def _input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
     return total * 1.01 + run.rounding.tiny
 
 
-def hidden_by_backward(run: Pass, index: int) -> Interval:
+def pre_activation_by_backward(run: Pass, index: int) -> Interval:
     """Pull a node's own entries to the input, those whose bounds make a difference, a few at a time."""
     node = run.graph.nodes[index]
     if not run.graph.depends_on_activation[index]:  # rows that all samples share
@@ -330,8 +330,8 @@ def _cheap_bounds(run: Pass, index: int) -> tuple[Interval, Tensor]:
     An entry is settled if all activations that read it are straight on its interval: no tighter one would matter.
     """
     with torch.no_grad():
-        known = run.reach(index)
-        settled = [reader.settled(known) for reader in run.graph.readers(index)]
+        known = run.pre_activation(index)
+        settled = [reader.stable(known) for reader in run.graph.readers(index)]
         still_open = torch.zeros_like(known.lower, dtype=torch.bool)
         for mask in settled or [None]:
             still_open |= torch.ones_like(still_open) if mask is None else ~mask
@@ -357,7 +357,7 @@ def _both_sides_of(run: Pass, index: int, chunk: Chunk) -> tuple[Tensor, Tensor,
 
 def _both_sides(run: Pass, index: int, form: Form) -> tuple[Tensor, Tensor]:
     """Both bounds of rows over a node: in one pass with one slope, else in one for each side."""
-    return extent(run, *_both_bounds(run, index, form))
+    return concretise_bounds(run, *_both_bounds(run, index, form))
 
 
 def _both_bounds(run: Pass, index: int, form: Form) -> tuple[Bound, Bound]:
@@ -369,11 +369,11 @@ def _both_bounds(run: Pass, index: int, form: Form) -> tuple[Bound, Bound]:
     return below, backward(run, index, form, UPPER)
 
 
-def extent(run: Pass, below: Bound, above: Bound, *, joint: bool = False) -> tuple[Tensor, Tensor]:
+def concretise_bounds(run: Pass, below: Bound, above: Bound, *, joint: bool = False) -> tuple[Tensor, Tensor]:
     """Numbers from both bounds: how low and how high they are over the region, `[batch, rows]` each."""
-    low, high = run.region.extremes(below.form, run.rounding, joint=joint)
+    low, high = run.region.concretise(below.form, run.rounding, joint=joint)
     if above.form is not below.form:
-        _, high = run.region.extremes(above.form, run.rounding, joint=joint)
+        _, high = run.region.concretise(above.form, run.rounding, joint=joint)
     return at_least(low + below.offset), at_most(high + above.offset)
 
 

@@ -12,37 +12,39 @@ from polycert.rules import Lines
 FEW_UNITS = 1 / 8  # of a layer: above this share, all of them at once cost less than the chosen ones
 
 
-class Offsets(NamedTuple):
+class CentredOffsets(NamedTuple):
     """Of two lines around an activation: halfway between them at 0, and half their distance there."""
 
     middle: Tensor
     half_gap: Tensor
 
 
-class Few(NamedTuple):
+class NonzeroOffsets(NamedTuple):
     """The units of each sample whose lines do not pass through 0, filled up with others where a sample has fewer."""
 
     units: Tensor  # [batch, count]
-    offsets: Offsets  # [batch, count] each
+    offsets: CentredOffsets  # [batch, count] each
 
 
-class Bends(NamedTuple):
+class LineOffsets(NamedTuple):
     """The offsets of an activation's lines: at all units, and at those that have any if they are few."""
 
-    all: Offsets
-    few: Few | None
+    all: CentredOffsets
+    few: NonzeroOffsets | None
 
     @staticmethod
-    def of(lines: Lines) -> Bends:
+    def of(lines: Lines) -> LineOffsets:
         """Looked up once for all rows that pass the activation."""
-        whole = Offsets(lines.middle, lines.half_gap)
+        whole = CentredOffsets(lines.middle, lines.half_gap)
         bent = ((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1)
         units = _few(bent)
         if units is None:
-            return Bends(whole, None)
-        return Bends(whole, Few(units, Offsets(*(part.flatten(1).gather(1, units) for part in whole))))
+            return LineOffsets(whole, None)
+        return LineOffsets(
+            whole, NonzeroOffsets(units, CentredOffsets(*(part.flatten(1).gather(1, units) for part in whole)))
+        )
 
-    def met_by(self, form: Form) -> tuple[Form, Offsets]:
+    def met_by(self, form: Form) -> tuple[Form, CentredOffsets]:
         """The rows and the offsets to multiply: at the few units that have any, where those are cheap to pick."""
         picked = None if self.few is None else form.at(self.few.units)
         return (form, self.all) if self.few is None or picked is None else (picked, self.few.offsets)

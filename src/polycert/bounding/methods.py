@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from polycert.bounding.alpha_crown import final_by_slopes
+from polycert.bounding.alpha_crown import final_by_alpha
 from polycert.bounding.backward import (
     LOWER,
     UPPER,
@@ -24,7 +24,7 @@ from polycert.bounding.backward import (
     Pass,
     both_by_backward,
     final_by_backward,
-    hidden_by_backward,
+    pre_activation_by_backward,
     pull,
 )
 from polycert.bounding.chunking import keep_freed_blocks, of_rows, of_slopes
@@ -38,10 +38,10 @@ from polycert.sets.ball import Region
 from polycert.sets.rounding import Rounding
 
 
-def hidden_by_interval(run: Pass, index: int) -> Interval:
+def pre_activation_by_interval(run: Pass, index: int) -> Interval:
     """Interval arithmetic, layer by layer; what is affine in the input is bounded over the region at once."""
     if not run.graph.depends_on_activation[index]:
-        return hidden_by_backward(run, index)
+        return pre_activation_by_backward(run, index)
     node = run.graph.nodes[index]
     assert node.op is not None
     return node.op.interval(*(run.interval(i) for i in node.inputs), rounding=run.rounding)
@@ -91,11 +91,11 @@ class Method(NamedTuple):
 
 
 METHODS: dict[str, Method] = {
-    "ibp": Method(hidden_by_interval, final_by_interval, sloped=False),
-    "forward": Method(hidden_by_backward, final_by_forward, run=ForwardPass),
-    "crown": Method(hidden_by_backward, final_by_backward, both=both_by_backward),
-    "crown-ibp": Method(hidden_by_interval, final_by_backward, both=both_by_backward),
-    "alpha-crown": Method(hidden_by_backward, final_by_slopes, numbers=of_slopes, descends=True),
+    "ibp": Method(pre_activation_by_interval, final_by_interval, sloped=False),
+    "forward": Method(pre_activation_by_backward, final_by_forward, run=ForwardPass),
+    "crown": Method(pre_activation_by_backward, final_by_backward, both=both_by_backward),
+    "crown-ibp": Method(pre_activation_by_interval, final_by_backward, both=both_by_backward),
+    "alpha-crown": Method(pre_activation_by_backward, final_by_alpha, numbers=of_slopes, descends=True),
 }
 
 

@@ -32,8 +32,8 @@ def lines_of(
     activation: Activation, low_slope: Tensor, high_slope: Tensor, given: Interval, rounding: Rounding | None
 ) -> Lines:
     """Two lines with any slopes: the offsets make them sound."""
-    low = activation.extent(low_slope, given.lower, given.upper).lower
-    high = activation.extent(high_slope, given.lower, given.upper).upper
+    low = activation.offset_range(low_slope, given.lower, given.upper).lower
+    high = activation.offset_range(high_slope, given.lower, given.upper).upper
     steepest = torch.maximum(low_slope.abs(), high_slope.abs())
     return Lines(low_slope, low, high_slope, high, _error(activation, steepest, given, rounding))
 

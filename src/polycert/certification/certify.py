@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polycert.bounding.backward import extent
+from polycert.bounding.backward import concretise_bounds
 from polycert.bounding.chunking import batch_size_for
 from polycert.bounding.methods import get_method, get_relaxations, passes
 from polycert.bounding.precision import error_model, live_graph, plain_products
 from polycert.certification.envelope import Envelope, classes_of
-from polycert.certification.verdict import Judge
+from polycert.certification.verdict import Certifier
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Form, Identity
 from polycert.graph import Graph, Network
@@ -78,7 +78,7 @@ def certify(
     network, inputs = as_inputs(net, x)
     region = ball.at(inputs)
     network.check_inside(region)
-    judge = Judge(network, method, relaxation, rigorous)
+    judge = Certifier(network, method, relaxation, rigorous)
     classes = classes_of(judge.graph)
     numbers = get_method(method).numbers(judge.graph)
     batch = batch_size_for(judge.graph, numbers, memory, threads, batch_size=batch_size)
@@ -96,7 +96,7 @@ def certify(
     return Certificates.join(parts)
 
 
-def _certify_part(judge: Judge, region: Region, label: Tensor, prediction: Tensor, begin: int) -> Certificates:
+def _certify_part(judge: Certifier, region: Region, label: Tensor, prediction: Tensor, begin: int) -> Certificates:
     clock = time.perf_counter()
     verdict, in_double = judge.decide(region, label)
     # A sample that the model itself gets wrong (or ties on) has radius 0; a certificate already excludes that.
@@ -145,7 +145,7 @@ def envelope(
     if rigorous:
         network.check_inside(region)
     with plain_products(graph.device) if rigorous else nullcontext():
-        judge = Judge(network, method, relaxation, rigorous)
+        judge = Certifier(network, method, relaxation, rigorous)
         return judge.envelope(graph, region, label)
 
 
@@ -179,7 +179,7 @@ def bounds(
     form, shape = _spec_form(graph, spec)
     with plain_products(graph.device) if rigorous else nullcontext():
         runs = passes(graph, region, method, relaxation, rounding)
-        found = [extent(run, *get_method(method).sides(run, form), joint=True) for run in runs]
+        found = [concretise_bounds(run, *get_method(method).sides(run, form), joint=True) for run in runs]
     lower, upper = found[0]
     for low, high in found[1:]:
         lower, upper = torch.maximum(lower, low), torch.minimum(upper, high)

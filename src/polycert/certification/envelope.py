@@ -45,7 +45,7 @@ class Envelope:
 
     def margins(self) -> Tensor:
         """Lower bounds of the margins over the whole region, `[batch, classes - 1]`; ball and box taken jointly."""
-        return at_least(self.region.extremes(Dense(self.slope), self.rounding, joint=True)[0] + self.offset)
+        return at_least(self.region.concretise(Dense(self.slope), self.rounding, joint=True)[0] + self.offset)
 
     def values_at_x(self) -> Tensor:
         """Lower bounds of the margins at the sample itself, up to rounding, `[batch, classes - 1]`."""

@@ -20,7 +20,7 @@ from polycert.bounding.chunking import batch_size_for
 from polycert.bounding.methods import get_method, get_relaxations
 from polycert.bounding.precision import plain_products
 from polycert.certification.envelope import classes_of
-from polycert.certification.verdict import Judge, Verdict
+from polycert.certification.verdict import BatchVerdict, Certifier
 from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
@@ -65,19 +65,19 @@ class Radii:
 CLIFF = 10.0  # times as steep as before
 
 
-class Point(NamedTuple):
+class TriedEps(NamedTuple):
     """An eps that was tried and a value found there, `[batch]` each; NaN where there is none."""
 
     eps: Tensor
     value: Tensor
 
-    def at(self, index: Tensor) -> Point:
+    def at(self, index: Tensor) -> TriedEps:
         """Of some samples."""
-        return Point(self.eps[index], self.value[index])
+        return TriedEps(self.eps[index], self.value[index])
 
-    def put(self, index: Tensor, other: Point) -> Point:
+    def put(self, index: Tensor, other: TriedEps) -> TriedEps:
         """With some samples replaced."""
-        return Point(self.eps.index_put((index,), other.eps), self.value.index_put((index,), other.value))
+        return TriedEps(self.eps.index_put((index,), other.eps), self.value.index_put((index,), other.value))
 
 
 class Bracket(NamedTuple):
@@ -90,32 +90,32 @@ class Bracket(NamedTuple):
 
     low: Tensor
     high: Tensor
-    certified: Point
-    failed: Point
-    before: Point
-    failed_before: Point
-    near: Point
-    nearer: Point
+    certified: TriedEps
+    failed: TriedEps
+    before: TriedEps
+    failed_before: TriedEps
+    near: TriedEps
+    nearer: TriedEps
     start: Tensor  # the margin at eps = 0
     run: Tensor
     tries: Tensor
 
     def at(self, index: Tensor) -> Bracket:
         """The state of some samples."""
-        parts: list[Any] = [f.at(index) if isinstance(f, Point) else f[index] for f in self]
+        parts: list[Any] = [f.at(index) if isinstance(f, TriedEps) else f[index] for f in self]
         return Bracket(*parts)
 
     def put(self, index: Tensor, other: Bracket) -> Bracket:
         """The state with some samples replaced."""
         pairs: list[tuple[Any, Any]] = list(zip(self, other, strict=True))
         parts: list[Any] = [
-            mine.put(index, new) if isinstance(mine, Point) else mine.index_put((index,), new) for mine, new in pairs
+            mine.put(index, new) if isinstance(mine, TriedEps) else mine.index_put((index,), new) for mine, new in pairs
         ]
         return Bracket(*parts)
 
 
-def _pick(condition: Tensor, yes: Point, no: Point) -> Point:
-    return Point(torch.where(condition, yes.eps, no.eps), torch.where(condition, yes.value, no.value))
+def _pick(condition: Tensor, yes: TriedEps, no: TriedEps) -> TriedEps:
+    return TriedEps(torch.where(condition, yes.eps, no.eps), torch.where(condition, yes.value, no.value))
 
 
 Proposal = Callable[[Bracket, float], Tensor]
@@ -232,21 +232,21 @@ def largest_radius(
     if not (isinstance(upper, Real) and 0 < upper < math.inf) or not 0 < tolerance < upper:
         raise PolycertError(f"need 0 < tolerance < upper, got tolerance {tolerance} and upper {upper}")
     network, inputs = as_inputs(net, x)
-    judge = Judge(network, method, relaxation, rigorous)
+    judge = Certifier(network, method, relaxation, rigorous)
     numbers = get_method(method).numbers(judge.graph)
     batch = batch_size_for(judge.graph, numbers, memory, threads, batch_size=batch_size)
     region = Ball(norm, upper, low, high, minimum=minimum).at(inputs)
     network.check_inside(region)
     unknown = inputs.new_zeros(len(inputs), dtype=torch.long)
     labels = None if y is None else as_labels(y, unknown, classes_of(judge.graph))
-    return Search(judge, region, upper, tolerance).run(labels, [strategy], batch, threads, progress)[0]
+    return RadiusSearch(judge, region, upper, tolerance).run(labels, [strategy], batch, threads, progress)[0]
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class RadiusSearch:
     """Samples, and the interval [0, upper] in which their largest certified radii are sought."""
 
-    judge: Judge
+    judge: Certifier
     region: Region
     upper: float
     tolerance: float
@@ -310,7 +310,7 @@ class Tried(NamedTuple):
 
     samples: Tensor
     eps: Tensor
-    verdict: Verdict
+    verdict: BatchVerdict
 
 
 def _moved(bracket: Bracket, tried: Tried | None, partial: bool) -> Bracket:
@@ -329,20 +329,20 @@ def _first(outputs: Tensor, label: Tensor, upper: float) -> Bracket:
     margin = own - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
     zero = torch.zeros_like(margin)
     high = torch.where(margin > 0, torch.full_like(zero, upper), zero)
-    nowhere = Point(torch.full_like(zero, torch.nan), torch.full_like(zero, torch.nan))
+    nowhere = TriedEps(torch.full_like(zero, torch.nan), torch.full_like(zero, torch.nan))
     count = torch.zeros_like(label)
-    points = Point(zero, margin), nowhere, nowhere, nowhere, nowhere, nowhere
+    points = TriedEps(zero, margin), nowhere, nowhere, nowhere, nowhere, nowhere
     return Bracket(zero, high, *points, margin, count, count)
 
 
-def _narrowed(bracket: Bracket, eps: Tensor, verdict: Verdict, partial: bool) -> Bracket:
+def _narrowed(bracket: Bracket, eps: Tensor, verdict: BatchVerdict, partial: bool) -> Bracket:
     """Move the certified end, and the failed one where the ball is not proved."""
     yes = verdict.certified
     proved = torch.where(yes, eps, verdict.radius if partial else torch.zeros_like(eps))
     low = torch.maximum(bracket.low, proved)
     high = torch.where(yes, bracket.high, eps)
-    here = Point(eps, verdict.margin)
-    gap = Point(eps, torch.where(verdict.distance > 0, verdict.distance - eps, torch.nan))
+    here = TriedEps(eps, verdict.margin)
+    gap = TriedEps(eps, torch.where(verdict.distance > 0, verdict.distance - eps, torch.nan))
     # NaN compares false: an unknown gap is never nearer, and anything known is nearer than unknown.
     closest = ~(gap.value.abs() >= bracket.nearer.value.abs()) & torch.isfinite(gap.value)
     closer = ~(gap.value.abs() >= bracket.near.value.abs()) & torch.isfinite(gap.value)

@@ -24,7 +24,7 @@ SECOND_LOOK = 5
 DISTANCE_NUMBERS = 2**18  # coefficients whose distances are found at a time: more would leave the cache
 
 
-class Verdict(NamedTuple):
+class BatchVerdict(NamedTuple):
     """The result of one batch by one envelope, all `[batch]`."""
 
     radius: Tensor  # float64
@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
     unsettled: Tensor  # rounding or overflow alone stands between the sample and its certificate
 
 
-def judge(env: Envelope, *, beyond: bool = False) -> Verdict:
+def verdict_of(env: Envelope, *, beyond: bool = False) -> BatchVerdict:
     """Margins over the ball, then distances of the rows that the ball does not settle.
 
     `beyond`: also where it settles all rows of a sample, the distance to the nearest of them.
@@ -54,7 +54,7 @@ def judge(env: Envelope, *, beyond: bool = False) -> Verdict:
     unsettled = ~certified & ((close > 0) | ~torch.isfinite(margins)).all(1)
     nearest = env.classes.gather(1, row[:, None]).squeeze(1)
     radius = torch.minimum(nearest_distance, eps)
-    return Verdict(radius, certified, margin.double(), nearest, nearest_distance, unsettled)
+    return BatchVerdict(radius, certified, margin.double(), nearest, nearest_distance, unsettled)
 
 
 def _put_distances(distance: Tensor, env: Envelope, wanted: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _nearest_beyond(distance: Tensor, env: Envelope, margins: Tensor, settled: T
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class Certifier:
     """Decides batches: in the network's own type, and once more in float64 where rounding alone is in the way."""
 
     net: Network
@@ -116,20 +116,20 @@ class Judge:
         """Where a rigorous run starts: the network's own type, if its arithmetic is what the error model says."""
         return provable(self.net, self.graph) if self.rigorous else self.graph
 
-    def decide(self, region: Region, label: Tensor, *, beyond: bool = False) -> tuple[Verdict, Tensor]:
-        """The verdict of each sample, and whether it was decided in float64; `beyond`: see `judge`.
+    def decide(self, region: Region, label: Tensor, *, beyond: bool = False) -> tuple[BatchVerdict, Tensor]:
+        """The verdict of each sample, and whether it was decided in float64; `beyond`: see `verdict_of`.
 
         For proofs the caller sees to `plain_products`, for all of its threads at once.
         """
         with torch.no_grad() if get_method(self.method).descends else torch.inference_mode():
             verdict, in_double = self._decided(region, label, beyond=beyond)
         # Tensors of that mode may neither be changed nor meet gradients later: the caller gets ordinary ones.
-        return Verdict(*(part.clone() for part in verdict)), in_double.clone()
+        return BatchVerdict(*(part.clone() for part in verdict)), in_double.clone()
 
-    def _decided(self, region: Region, label: Tensor, *, beyond: bool) -> tuple[Verdict, Tensor]:
+    def _decided(self, region: Region, label: Tensor, *, beyond: bool) -> tuple[BatchVerdict, Tensor]:
         first = self._first
         own = region.to(first.dtype)
-        verdict = judge(self.envelope(first, own, label), beyond=beyond)
+        verdict = verdict_of(self.envelope(first, own, label), beyond=beyond)
         in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
         if not self.rigorous or first.dtype == torch.float64:
             return verdict, in_double
@@ -139,6 +139,6 @@ class Judge:
         if len(again) == 0:
             return verdict, in_double
         double = self.envelope(self.double, region[again].to(torch.float64), label[again])
-        second = judge(double, beyond=beyond)
+        second = verdict_of(double, beyond=beyond)
         merged = (a.index_put((again,), b) for a, b in zip(verdict, second, strict=True))
-        return Verdict(*merged), in_double.index_fill(0, again, True)
+        return BatchVerdict(*merged), in_double.index_fill(0, again, True)

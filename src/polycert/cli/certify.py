@@ -13,10 +13,10 @@ from polycert.certification.certify import certify
 from polycert.certification.radius import STRATEGIES, Radii, largest_radius
 from polycert.cli import option_values
 from polycert.cli.exit_status import BadUsage, usage
-from polycert.cli.options import CertifyOptions, Proof, RadiusOptions
-from polycert.cli.output import Ended, Rows, about_set, clean_error, finish
+from polycert.cli.options import CertifyOptions, ProofOptions, RadiusOptions
+from polycert.cli.output import Finished, Rows, about_set, clean_error, finish
 from polycert.cli.progress import Advance, in_slices, progress_bar
-from polycert.cli.samples import Job, Plan, plan, prepare
+from polycert.cli.samples import CheckedSamples, Plan, plan, prepare
 from polycert.records.certificates import Certificates, check_output
 from polycert.runtime.distributed import processes
 from polycert.sets.ball import Ball, norm_text
@@ -24,7 +24,7 @@ from polycert.sets.ball import Ball, norm_text
 STATUSES = ("certified", "partial", "unproved", "misclassified")
 
 
-def _settings(options: Proof, job: Job) -> dict[str, Any]:
+def _settings(options: ProofOptions, job: CheckedSamples) -> dict[str, Any]:
     """What every proof is told in the same way."""
     return {
         "method": options.method,
@@ -70,7 +70,7 @@ def certify_command(options: CertifyOptions) -> None:
         **{status: str(counts.get(status, 0)) for status in STATUSES},
         "eps": options.eps,
     }
-    finish(options, job, Ended(done.count, done.seconds), frame, rows | _asked(options, asked))
+    finish(options, job, Finished(done.count, done.seconds), frame, rows | _asked(options, asked))
 
 
 def radius_command(options: RadiusOptions) -> None:
@@ -126,10 +126,10 @@ def radius_command(options: RadiusOptions) -> None:
         "strategy": options.strategy,
         "upper, tolerance": f"{options.upper}, {options.tolerance}",
     }
-    finish(options, job, Ended(done.count, done.seconds), frame, rows | _asked(options, asked))
+    finish(options, job, Finished(done.count, done.seconds), frame, rows | _asked(options, asked))
 
 
-def _check(options: Proof) -> None:
+def _check(options: ProofOptions) -> None:
     """What can be refused before torch does any work."""
     if options.out is not None:
         check_output(options.out)
@@ -137,7 +137,7 @@ def _check(options: Proof) -> None:
     get_relaxations(options.relaxation, options.method)
 
 
-def _asked(options: Proof, asked: Plan) -> Rows:
+def _asked(options: ProofOptions, asked: Plan) -> Rows:
     return {
         **about_set(asked),
         "method": options.method,

@@ -14,13 +14,13 @@ from polycert.cli.exit_status import INTERRUPTED, BadUsage, tell, usage
 from polycert.cli.options import EvaluateOptions
 from polycert.cli.output import show_record
 from polycert.cli.progress import progress_bar
-from polycert.cli.samples import Job, plan, prepare
+from polycert.cli.samples import CheckedSamples, plan, prepare
 from polycert.errors import PolycertError
 from polycert.evaluation.evaluate import run
-from polycert.evaluation.exact import Exact
+from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
 from polycert.evaluation.record_files import Evaluation, check_record
-from polycert.evaluation.settings import Settings, make_task, usual_upper
+from polycert.evaluation.settings import EvaluationSettings, make_task, usual_upper
 from polycert.runtime.distributed import processes
 from polycert.sets.ball import Ball, Minimum
 
@@ -89,12 +89,12 @@ def _completed(options: EvaluateOptions, about: dict[str, Any]) -> EvaluateOptio
     return replace(options, eps=eps, norm=options.norm or str(about.get("norm") or "inf"), dataset=dataset)
 
 
-def _settings(options: EvaluateOptions, norm: float) -> Settings:
+def _settings(options: EvaluateOptions, norm: float) -> EvaluationSettings:
     eps = option_values.number(options.eps, "--eps")
     if not eps > 0:
         raise BadUsage(f"--eps must be above 0, got {options.eps}")
     usual = usual_upper(options.dataset, norm, eps)
-    return Settings(
+    return EvaluationSettings(
         upper=usual if options.upper is None else option_values.number(options.upper, "--upper"),
         tolerance=option_values.number(options.tolerance, "--tolerance"),
         steps=options.steps,
@@ -106,10 +106,10 @@ def _settings(options: EvaluateOptions, norm: float) -> Settings:
     )
 
 
-def _exact(options: EvaluateOptions) -> Exact | None:
+def _exact(options: EvaluateOptions) -> ExactSettings | None:
     if options.exact is None:
         return None
-    return Exact(
+    return ExactSettings(
         seconds=option_values.number(options.exact, "--exact"),
         timeout=option_values.number(options.exact_timeout, "--exact-timeout"),
         limit=options.exact_limit,
@@ -125,7 +125,7 @@ def _interrupted(options: EvaluateOptions) -> NoReturn:
     raise typer.Exit(INTERRUPTED)
 
 
-def _finish(options: EvaluateOptions, job: Job, found: Evaluation) -> None:
+def _finish(options: EvaluateOptions, job: CheckedSamples, found: Evaluation) -> None:
     record = found.record
     if found.resumed and not options.quiet:
         counts = " and ".join(f"{count} {what}" for what, count in found.resumed.items())

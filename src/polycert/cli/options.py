@@ -19,7 +19,7 @@ running = partial(typer.Option, rich_help_panel="Running")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Samples:
+class SampleOptions:
     """Which model, and which samples."""
 
     model: Annotated[
@@ -57,7 +57,7 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Around:
+class SetOptions:
     """Which set around each sample."""
 
     norm: Annotated[str, about_question(help="inf, or any number from 1.")] = "inf"
@@ -78,7 +78,7 @@ class Around:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question(Around):
+class MethodOptions(SetOptions):
     """Which set around each sample, and how it is proved."""
 
     method: Annotated[str, about_question(metavar="NAME", help="ibp, forward, crown, crown-ibp or alpha-crown.")] = (
@@ -92,7 +92,7 @@ class Question(Around):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Voice:
+class OutputOptions:
     """How much is said."""
 
     quiet: Annotated[bool, running("--quiet", "-q", help="No progress bar and no remarks.")] = False
@@ -100,7 +100,7 @@ class Voice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(Voice):
+class MachineOptions(OutputOptions):
     """Where it runs."""
 
     device: Annotated[str, running(help="Where to compute, such as cpu or cuda:0.")] = "cpu"
@@ -114,7 +114,7 @@ class Machine(Voice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Machine, Around, Samples):
+class RecordOptions(MachineOptions, SetOptions, SampleOptions):
     """Something about each sample, and where the records go; help shows the bases from right to left."""
 
     out: Annotated[
@@ -124,12 +124,12 @@ class Task(Machine, Around, Samples):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof(Task, Question):
+class ProofOptions(RecordOptions, MethodOptions):
     """A task that asks for bounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Radius:
+class EpsOptions:
     """How large the set is."""
 
     eps: Annotated[
@@ -139,12 +139,12 @@ class Radius:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CertifyOptions(Radius, Proof):
+class CertifyOptions(EpsOptions, ProofOptions):
     """`polycert certify`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackOptions(Radius, Task):
+class AttackOptions(EpsOptions, RecordOptions):
     """`polycert attack`."""
 
     steps: Annotated[int, about_question(min=1, help="Steps of each restart.")] = 100
@@ -152,7 +152,7 @@ class AttackOptions(Radius, Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(Task):
+class VerifyOptions(RecordOptions):
     """`polycert verify`: samples with a radius, or a property."""
 
     asked: Annotated[
@@ -170,7 +170,7 @@ class VerifyOptions(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RadiusOptions(Proof):
+class RadiusOptions(ProofOptions):
     """`polycert radius`."""
 
     upper: Annotated[str, about_question(metavar="NUMBER", help="Largest radius of interest.")] = "1"
@@ -179,7 +179,7 @@ class RadiusOptions(Proof):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(Voice):
+class ReportOptions(OutputOptions):
     """`polycert report`."""
 
     runs: Annotated[
@@ -194,7 +194,7 @@ class ReportOptions(Voice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(Task):
+class EvaluateOptions(RecordOptions):
     """`polycert evaluate`."""
 
     norm: Annotated[
@@ -243,7 +243,7 @@ class EvaluateOptions(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZooOptions(Voice):
+class ZooOptions(OutputOptions):
     """`polycert zoo`."""
 
     name: Annotated[
@@ -257,7 +257,7 @@ class ZooOptions(Voice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(Voice):
+class ExportOptions(OutputOptions):
     """`polycert export`."""
 
     model: Annotated[
@@ -272,7 +272,7 @@ class ExportOptions(Voice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(Voice):
+class DataOptions(OutputOptions):
     """`polycert data`."""
 
     name: Annotated[
@@ -286,7 +286,7 @@ class DataOptions(Voice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoOptions(Voice):
+class DemoOptions(OutputOptions):
     """`polycert demo`."""
 
     out: Annotated[Path, running(metavar="DIR", help="Folder for the results.")] = Path("demo-out")
@@ -294,7 +294,7 @@ class DemoOptions(Voice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course(Voice):
+class RecipeOptions(OutputOptions):
     """Which recipe is trained, and where."""
 
     recipe: Annotated[
@@ -323,7 +323,7 @@ class Course(Voice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(Course):
+class TrainOptions(RecipeOptions):
     """`polycert train`."""
 
     list_recipes: Annotated[bool, about_question("--list", help="List the recipes that come with polycert.")] = False
@@ -333,7 +333,7 @@ class TrainOptions(Course):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOptions(Course):
+class TuneOptions(RecipeOptions):
     """`polycert tune`."""
 
     log: Annotated[
@@ -350,7 +350,7 @@ class TuneOptions(Course):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceOptions(Voice):
+class ReproduceOptions(OutputOptions):
     """`polycert reproduce`."""
 
     name: Annotated[
@@ -379,7 +379,7 @@ class ReproduceOptions(Voice):
     threads: Annotated[int | None, running(min=1, help="Batches at work at once, with --add.")] = None
 
 
-AnyOptions = TypeVar("AnyOptions", bound=Voice)
+AnyOptions = TypeVar("AnyOptions", bound=OutputOptions)
 
 
 def add_command(

@@ -13,22 +13,22 @@ from rich.table import Table
 from rich.text import Text
 
 from polycert.cli.exit_status import INTERRUPTED, tell
-from polycert.cli.options import Task
-from polycert.cli.samples import Job, Plan
+from polycert.cli.options import RecordOptions
+from polycert.cli.samples import CheckedSamples, Plan
 from polycert.records.certificates import save_frame
 from polycert.sets.ball import eps_text, norm_text
 
 Rows = dict[str, str]
 
 
-class Ended(NamedTuple):
+class Finished(NamedTuple):
     """How many samples were finished, and in what time."""
 
     finished: int
     seconds: float
 
 
-def clean_error(job: Job, per_cent: float) -> str:
+def clean_error(job: CheckedSamples, per_cent: float) -> str:
     """The share of wrong predictions, where there are labels."""
     return "- (no labels)" if job.y is None else f"{per_cent:.2f} %"
 
@@ -40,7 +40,7 @@ def about_set(asked: Plan) -> Rows:
     return {"norm": norm_text(asked.norm), "box": f"[{low}, {high}]"}
 
 
-def finish(options: Task, job: Job, done: Ended, frame: pd.DataFrame, rows: Rows) -> None:
+def finish(options: RecordOptions, job: CheckedSamples, done: Finished, frame: pd.DataFrame, rows: Rows) -> None:
     """Records first, so that a closed pipe loses nothing; then the summary and the exit status."""
     if options.out is not None:
         save_frame(frame, options.out)

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from torch import Tensor
 
-from polycert.cli.samples import Job
+from polycert.cli.samples import CheckedSamples
 from polycert.runtime.distributed import Processes
 
 Result = TypeVar("Result", bound=Sized)
@@ -30,7 +30,7 @@ ALONE = Processes()
 
 
 @dataclass(frozen=True)
-class Done(Generic[Result]):
+class FinishedSlices(Generic[Result]):
     """Results of the slices that were finished, in order, and the time they took."""
 
     parts: list[Result]
@@ -71,12 +71,12 @@ def _advance(bar: Progress, begin: int) -> Advance:
 
 
 def in_slices(
-    job: Job,
+    job: CheckedSamples,
     bar: Progress,
     verb: str,
     ask: Callable[[Tensor, Tensor | None, Tensor, Advance], Result],
     team: Processes = ALONE,
-) -> Done[Result]:
+) -> FinishedSlices[Result]:
     """Call `ask(x, y, index, progress)` on slice after slice.
 
     Slices are whole batches, so that the records are those of one call, and grow while they take little time. Of
@@ -99,4 +99,4 @@ def in_slices(
     except KeyboardInterrupt:
         if not parts:
             raise
-    return Done(team.gather(parts), total, time.perf_counter() - clock)
+    return FinishedSlices(team.gather(parts), total, time.perf_counter() - clock)

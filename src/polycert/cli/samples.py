@@ -18,7 +18,7 @@ from polycert.bounding.methods import get_method
 from polycert.certification.envelope import classes_of
 from polycert.cli import option_values
 from polycert.cli.exit_status import BadUsage
-from polycert.cli.options import Task
+from polycert.cli.options import RecordOptions
 from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.graph.inputs import as_inputs, as_labels
@@ -29,7 +29,7 @@ from polycert.sets.ball import Ball
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class CheckedSamples:
     """What is asked of the library: samples that were checked, and their positions in the data set."""
 
     network: Network
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
     threads: int
 
 
-def plan(options: Task) -> Plan:
+def plan(options: RecordOptions) -> Plan:
     """Check the options, and set threads and seed."""
     if (options.dataset is None) == (options.inputs is None):
         raise BadUsage("give either --dataset NAME or --inputs FILE")
@@ -78,7 +78,7 @@ def plan(options: Task) -> Plan:
     )
 
 
-def prepare(options: Task, ball: Ball, plan: Plan, method: str = "crown") -> Job:
+def prepare(options: RecordOptions, ball: Ball, plan: Plan, method: str = "crown") -> CheckedSamples:
     """Load everything and check all samples, so that nothing is refused halfway."""
     network = load_model(options.model, options.weights, plan.device)
     x, y, source = _read(options)
@@ -94,7 +94,7 @@ def prepare(options: Task, ball: Ball, plan: Plan, method: str = "crown") -> Job
         labels = as_labels(y[index].to(plan.device), torch.zeros_like(index, device=plan.device), classes_of(graph))
     numbers = get_method(method).numbers(graph)
     batch = batch_size_for(graph, numbers, plan.memory, plan.threads, batch_size=options.batch_size)
-    return Job(network, inputs, labels, index, source, len(x), batch, plan.threads)
+    return CheckedSamples(network, inputs, labels, index, source, len(x), batch, plan.threads)
 
 
 def device(name: str) -> torch.device:
@@ -112,7 +112,7 @@ def load_model(model: str, weights: Path | None, device: torch.device | str = "c
     return load(model, weights, device=device)
 
 
-def _read(options: Task) -> tuple[Tensor, Tensor | None, str]:
+def _read(options: RecordOptions) -> tuple[Tensor, Tensor | None, str]:
     if options.dataset is not None:
         found = data.load(options.dataset, "test", options.data_dir)
         return found.x, found.y, f"{found.name} ({found.split})"

@@ -16,12 +16,12 @@ from polycert.cli.options import TrainOptions
 from polycert.cli.progress import progress_bar
 from polycert.cli.train_options import checked, machine
 from polycert.runtime.distributed import Processes, processes
-from polycert.training import Moment, Recipe, Run, library, prepare, train
+from polycert.training import Recipe, Run, TrainingProgress, library, prepare, train
 from polycert.training.recipe_files import to_toml
 from polycert.training.run_folder import RunFolder
-from polycert.training.tensorboard import board
+from polycert.training.tensorboard import tensorboard_report
 
-Report = Callable[[Moment], None]
+Report = Callable[[TrainingProgress], None]
 
 
 def train_command(options: TrainOptions) -> None:
@@ -86,7 +86,7 @@ def _reporting(options: TrainOptions, recipe: Recipe, team: Processes) -> Iterat
     reports: list[Report] = []
     quiet = options.quiet or not team.first
     if team.first and options.tensorboard and options.run_dir is not None:
-        reports.append(board(options.run_dir))
+        reports.append(tensorboard_report(options.run_dir))
     with progress_bar(quiet=quiet) as bar:
         if not quiet:
             reports.append(_advance(bar, recipe) if Console(stderr=True).is_terminal else _line(recipe))
@@ -96,7 +96,7 @@ def _reporting(options: TrainOptions, recipe: Recipe, team: Processes) -> Iterat
 def _advance(bar: Progress, recipe: Recipe) -> Report:
     errors = ""
 
-    def report(moment: Moment) -> None:
+    def report(moment: TrainingProgress) -> None:
         nonlocal errors
         if moment.metrics is not None:
             errors = f", {_errors(moment.metrics)}"
@@ -112,7 +112,7 @@ def _advance(bar: Progress, recipe: Recipe) -> Report:
 
 
 def _all(reports: list[Report]) -> Report:
-    def report(moment: Moment) -> None:
+    def report(moment: TrainingProgress) -> None:
         for one in reports:
             one(moment)
 
@@ -120,7 +120,7 @@ def _all(reports: list[Report]) -> Report:
 
 
 def _line(recipe: Recipe) -> Report:
-    def report(moment: Moment) -> None:
+    def report(moment: TrainingProgress) -> None:
         if moment.metrics is not None:
             row = moment.metrics
             parts = [f"loss {row['loss']:.4f}", f"eps {row['eps']:.4g}", _errors(row), f"{row['seconds']:.0f} s"]

@@ -8,12 +8,12 @@ import torch
 
 from polycert.cli import option_values
 from polycert.cli.exit_status import BadUsage, usage
-from polycert.cli.options import Course
+from polycert.cli.options import RecipeOptions
 from polycert.cli.samples import device
 from polycert.training import Recipe, read_recipe
 
 
-def checked(options: Course, *, writes: bool = True) -> tuple[Recipe, Path]:
+def checked(options: RecipeOptions, *, writes: bool = True) -> tuple[Recipe, Path]:
     """The recipe and the folder, with everything refused that can be before any work."""
     if options.recipe is None:
         raise BadUsage("give a recipe: a .toml file, or a name that train --list shows")
@@ -27,7 +27,7 @@ def checked(options: Course, *, writes: bool = True) -> tuple[Recipe, Path]:
     return recipe, options.run_dir or Path()
 
 
-def machine(options: Course) -> tuple[torch.device, int | None]:
+def machine(options: RecipeOptions) -> tuple[torch.device, int | None]:
     """The device and the memory that may be used; sets the threads."""
     with usage():
         found = device(options.device), option_values.size(options.memory)

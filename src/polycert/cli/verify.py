@@ -16,21 +16,21 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from polycert.attacks.pgd import strike
+from polycert.attacks.pgd import attack_region
 from polycert.certification.envelope import classes_of
 from polycert.cli import option_values
 from polycert.cli.exit_status import BadUsage, tell, usage
 from polycert.cli.options import AttackOptions, VerifyOptions
-from polycert.cli.output import Ended, about_set, clean_error, finish
+from polycert.cli.output import Finished, about_set, clean_error, finish
 from polycert.cli.progress import Advance, in_slices, progress_bar
-from polycert.cli.samples import Job, plan, prepare
+from polycert.cli.samples import CheckedSamples, plan, prepare
 from polycert.graph.inputs import as_labels
 from polycert.records.certificates import check_output, whole_file
 from polycert.runtime.distributed import Processes, processes
 from polycert.sets.ball import Ball, norm_text
 from polycert.verification.milp import get_solver
-from polycert.verification.question import Question, Settings
-from polycert.verification.status import FALSIFIED, ROBUST, SOLVER, UNKNOWN, Decision
+from polycert.verification.question import Question, VerificationSettings
+from polycert.verification.status import FALSIFIED, ROBUST, SOLVER, UNKNOWN, Verdict
 from polycert.verification.verdicts import Verdicts
 from polycert.verification.verify import ask, collect, decisions
 
@@ -51,7 +51,7 @@ def verify_command(options: VerifyOptions) -> None:
         if not timeout > 0 or not total > 0:
             raise BadUsage(f"--timeout and --total must be above 0, got {options.timeout} and {options.total}")
         get_solver(options.solver)
-    settings = Settings(timeout=timeout, solver=options.solver, seed=options.seed)
+    settings = VerificationSettings(timeout=timeout, solver=options.solver, seed=options.seed)
     if asked.memory is not None:
         settings = replace(settings, memory=asked.memory)
     clock = time.perf_counter()
@@ -69,16 +69,16 @@ def verify_command(options: VerifyOptions) -> None:
     resumed = sum(decision.resumed for decision in found.values())
     if resumed and not options.quiet:
         tell(f"{resumed} of {len(found)} verdicts were taken over from the journal of an earlier run")
-    done = Ended(len(found), time.perf_counter() - clock)
+    done = Finished(len(found), time.perf_counter() - clock)
     frame = verdicts.to_frame()
     finish(options, job, done, frame, _summary(job, verdicts, frame) | {"eps": options.eps} | about_set(asked))
 
 
 def _decide(
-    options: VerifyOptions, job: Job, question: Question, total: float, team: Processes, bar: Progress
-) -> dict[int, Decision]:
+    options: VerifyOptions, job: CheckedSamples, question: Question, total: float, team: Processes, bar: Progress
+) -> dict[int, Verdict]:
     """A process's decisions, or those made before Ctrl-C."""
-    found: dict[int, Decision] = {}
+    found: dict[int, Verdict] = {}
     counts: Counter[str] = Counter()
     workers = options.workers or max(1, (os.cpu_count() or 1) // team.count)
     journal = None if options.out is None else journal_of(options.out, team.rank)
@@ -112,7 +112,7 @@ def _save_counterexamples(verdicts: Verdicts, out: Path) -> None:
         np.savez_compressed(file, index=index, x=inputs)
 
 
-def _summary(job: Job, verdicts: Verdicts, frame: pd.DataFrame) -> dict[str, str]:
+def _summary(job: CheckedSamples, verdicts: Verdicts, frame: pd.DataFrame) -> dict[str, str]:
     lower, upper = verdicts.interval()
     counts = frame["status"].value_counts()
     wrong = 100 * float((frame["prediction"] != frame["label"]).mean())
@@ -127,7 +127,7 @@ def _summary(job: Job, verdicts: Verdicts, frame: pd.DataFrame) -> dict[str, str
     }
 
 
-class Struck(NamedTuple):
+class AttackedSlice(NamedTuple):
     """Attacked samples: a slice of the records."""
 
     frame: pd.DataFrame
@@ -145,13 +145,13 @@ def attack_command(options: AttackOptions) -> None:
         asked = plan(options)
         ball = Ball(asked.norm, option_values.number(options.eps, "--eps"), asked.low, asked.high)
 
-    def ask_slice(x: Tensor, y: Tensor | None, index: Tensor, progress: Advance) -> Struck:
+    def ask_slice(x: Tensor, y: Tensor | None, index: Tensor, progress: Advance) -> AttackedSlice:
         graph = job.network.bind()
         inputs = x.to(graph.dtype)
         with torch.no_grad():
             prediction = graph.forward(inputs).argmax(1)
         label = as_labels(y, prediction, classes_of(graph))
-        hits = strike(
+        hits = attack_region(
             graph,
             ball.at(inputs),
             label,
@@ -168,7 +168,7 @@ def attack_command(options: AttackOptions) -> None:
             "margin": hits.margin.double(),
         }
         frame = pd.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
-        return Struck(frame, hits.inputs.cpu())
+        return AttackedSlice(frame, hits.inputs.cpu())
 
     with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
         job = prepare(options, ball, asked)
@@ -191,7 +191,7 @@ def attack_command(options: AttackOptions) -> None:
         "steps, restarts": f"{options.steps}, {options.restarts}",
         "eps": options.eps,
     }
-    finish(options, job, Ended(done.count, done.seconds), frame, rows | about_set(asked))
+    finish(options, job, Finished(done.count, done.seconds), frame, rows | about_set(asked))
 
 
 def _save_points(frame: pd.DataFrame, inputs: Tensor, out: Path) -> None:

@@ -14,7 +14,7 @@ from polycert.cli.options import VerifyOptions
 from polycert.errors import PolycertError
 from polycert.graph.onnx import read_onnx
 from polycert.records.certificates import whole_file
-from polycert.verification.vnnlib import Decision, decide, read_property
+from polycert.verification.vnnlib import PropertyVerdict, decide, read_property
 
 HEEDED = {"model", "asked", "timeout", "seed", "threads", "out", "quiet", "debug"}  # what a property leaves open
 
@@ -45,7 +45,7 @@ def verify_property(options: VerifyOptions) -> None:
     sys.stdout.write(text)
 
 
-def answer(decision: Decision) -> str:
+def answer(decision: PropertyVerdict) -> str:
     """The status in the first line; for `sat` the input and output as one S-expression."""
     if decision.witness is None:
         return f"{decision.status}\n"
@@ -53,6 +53,6 @@ def answer(decision: Decision) -> str:
     return f"{decision.status}\n({chr(10).join(parts)})\n"
 
 
-def _named(decision: Decision) -> list[tuple[str, list[float]]]:
+def _named(decision: PropertyVerdict) -> list[tuple[str, list[float]]]:
     assert decision.witness is not None
     return [("X", decision.witness.x.tolist()), ("Y", decision.witness.y.tolist())]

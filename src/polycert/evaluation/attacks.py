@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.attacks.pgd import descend, descend_with_momentum, likelihood_of, margin_of, strike
-from polycert.evaluation.settings import Settings, Stage, Task
+from polycert.attacks.pgd import apgd_attack, attack_region, likelihood_of, margin_of, pgd_attack
+from polycert.evaluation.settings import EvaluationQuestion, EvaluationSettings, Stage
 from polycert.graph import Graph
 from polycert.runtime import keyed_random
 from polycert.runtime.threads import Progress, over_batches
@@ -31,7 +31,7 @@ def describe(steps: int, restarts: int, seed: int) -> str:
     return f"PGD: {PGD_TEXT}; PGD_strong: {strong}; neither on samples that bounds prove"
 
 
-class Hits(NamedTuple):
+class AttackResults(NamedTuple):
     """What attacks within eps found, all `[n]` but the points: a wrong prediction is its own counterexample."""
 
     pgd: Tensor  # bool: the paper's attack
@@ -39,7 +39,7 @@ class Hits(NamedTuple):
     points: Tensor  # [n, *shape]: a counterexample where attacked
 
 
-def attack_all(task: Task, proved: Tensor, stage: Stage) -> Hits:
+def attack_all(task: EvaluationQuestion, proved: Tensor, stage: Stage) -> AttackResults:
     """The paper's PGD, and a stronger attack where it fails; proved samples cannot fall and are left alone."""
     graph = task.network.bind()
     region = task.ball.at(task.x.to(graph.dtype))
@@ -49,16 +49,16 @@ def attack_all(task: Task, proved: Tensor, stage: Stage) -> Hits:
     fell = _fallen(task, graph, region, ~proved & ~pgd, points, _paper_attack, partial(stage, "PGD"))
     pgd = pgd | fell
     fell = _fallen(task, graph, region, ~proved & ~pgd, points, _strong_attack, partial(stage, "a stronger attack"))
-    return Hits(pgd, pgd | fell, points)
+    return AttackResults(pgd, pgd | fell, points)
 
 
 def _fallen(
-    task: Task,
+    task: EvaluationQuestion,
     graph: Graph,
     region: Region,
     wanted: Tensor,
     points: Tensor,
-    attack: Callable[[Graph, Region, Tensor, Tensor, Settings], Tensor],
+    attack: Callable[[Graph, Region, Tensor, Tensor, EvaluationSettings], Tensor],
     progress: Progress,
 ) -> Tensor:
     """Attack the samples wanted: which of them fell, `[n]`; their counterexamples are put into `points`."""
@@ -76,13 +76,13 @@ def _fallen(
     return fell
 
 
-def _paper_attack(graph: Graph, region: Region, label: Tensor, index: Tensor, settings: Settings) -> Tensor:
+def _paper_attack(graph: Graph, region: Region, label: Tensor, index: Tensor, settings: EvaluationSettings) -> Tensor:
     start = _gaussian_start(region, settings.seed, index)
-    return descend(graph, region, label, start, steps=PGD_STEPS, step=PGD_STEP, fixed=True, aim=likelihood_of)
+    return pgd_attack(graph, region, label, start, steps=PGD_STEPS, step=PGD_STEP, fixed=True, aim=likelihood_of)
 
 
-def _strong_attack(graph: Graph, region: Region, label: Tensor, index: Tensor, settings: Settings) -> Tensor:
-    hits = strike(
+def _strong_attack(graph: Graph, region: Region, label: Tensor, index: Tensor, settings: EvaluationSettings) -> Tensor:
+    hits = attack_region(
         graph,
         region,
         label,
@@ -111,7 +111,7 @@ def _broken(graph: Graph, points: Tensor, label: Tensor) -> Tensor:
         return margin_of(graph.forward(points), label) <= 0
 
 
-class Smallest(NamedTuple):
+class SmallestCounterexamples(NamedTuple):
     """The nearest counterexample found for each sample: its norm `[n]` (float64), NaN where none is, and the point.
 
     It is one in float64: ties by the rounding of float32 alone would contradict proofs about the real-valued network.
@@ -121,21 +121,23 @@ class Smallest(NamedTuple):
     points: Tensor
 
 
-def smallest(task: Task, hits: Hits, proved_radius: Tensor, stage: Stage) -> Smallest:
+def smallest(
+    task: EvaluationQuestion, hits: AttackResults, proved_radius: Tensor, stage: Stage
+) -> SmallestCounterexamples:
     """Counterexamples at any radius up to `upper`, drawn as near as an attack gets them; never below what is proved."""
     graph, double = task.network.bind(), task.network.bind(torch.float64)
     region = task.ball.at(task.x.to(graph.dtype))
     known = proved_radius.nan_to_num(nan=0.0).to(task.x.device)
     found = over_batches(
         lambda here: _Nearing(graph, double, region[here], task.y[here]).run(
-            Hits(*(values[here] for values in hits)), known[here], task.settings.upper
+            AttackResults(*(values[here] for values in hits)), known[here], task.settings.upper
         ),
         len(task),
         task.batch,
         task.threads,
         lambda done, total: stage("nearing counterexamples", done, total),
     )
-    return Smallest(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    return SmallestCounterexamples(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
 class _Nearing(NamedTuple):
@@ -146,7 +148,7 @@ class _Nearing(NamedTuple):
     region: Region
     label: Tensor
 
-    def run(self, hits: Hits, proved: Tensor, upper: float) -> Smallest:
+    def run(self, hits: AttackResults, proved: Tensor, upper: float) -> SmallestCounterexamples:
         """From those found within eps, or else within `upper`, by attacks on balls halfway to what is proved."""
         best = self._shrunk(hits.points, hits.attacked)
         far = self._attack(torch.full_like(proved, upper), self.region.x, ~hits.attacked)
@@ -160,19 +162,19 @@ class _Nearing(NamedTuple):
             best = _nearer(best, found)
         return best
 
-    def _attack(self, eps: Tensor, start: Tensor, wanted: Tensor) -> Smallest:
+    def _attack(self, eps: Tensor, start: Tensor, wanted: Tensor) -> SmallestCounterexamples:
         """A descent in balls of these radii, for the samples wanted."""
         points, broken = self.region.x.clone(), torch.zeros_like(wanted)
         left = wanted.nonzero().squeeze(1)
         if len(left):
             here = replace(self.region[left], eps=eps[left].double())
-            found, margin = descend_with_momentum(
+            found, margin = apgd_attack(
                 self.graph, here, self.label[left], here.project(start[left]), target=None, steps=ROUND_STEPS
             )
             points[left], broken[left] = found, margin <= 0
         return self._shrunk(points, broken)
 
-    def _shrunk(self, points: Tensor, broken: Tensor) -> Smallest:
+    def _shrunk(self, points: Tensor, broken: Tensor) -> SmallestCounterexamples:
         """Halve the segment to the sample again and again, keeping the end that is broken."""
         x = self.region.x
         own = broken & self._falls(x)
@@ -187,18 +189,18 @@ class _Nearing(NamedTuple):
             nearest = torch.where(_over(fell, x), here, nearest)
             low, high = torch.where(fell, low, middle), torch.where(fell, middle, high)
         delta = (nearest.double() - x.double()).flatten(1).abs()
-        return Smallest(power_norm(delta, self.region.norm), nearest)
+        return SmallestCounterexamples(power_norm(delta, self.region.norm), nearest)
 
     def _falls(self, points: Tensor) -> Tensor:
         """Whether points have another class in float64."""
         return _broken(self.double, points.double(), self.label)
 
 
-def _nearer(first: Smallest, second: Smallest) -> Smallest:
+def _nearer(first: SmallestCounterexamples, second: SmallestCounterexamples) -> SmallestCounterexamples:
     """The better of two for each sample; NaN is none."""
     take = (second.radius < first.radius) | first.radius.isnan()
     points = torch.where(_over(take, first.points), second.points, first.points)
-    return Smallest(torch.where(take, second.radius, first.radius), points)
+    return SmallestCounterexamples(torch.where(take, second.radius, first.radius), points)
 
 
 def _over(values: Tensor, like: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from polycert.bounding.methods import passes
 from polycert.bounding.precision import plain_products
 from polycert.certification.certify import certify
-from polycert.evaluation.settings import Stage, Task
+from polycert.evaluation.settings import EvaluationQuestion, Stage
 from polycert.graph import Graph
 from polycert.records.certificates import Certificates
 from polycert.rules import Activation
@@ -19,7 +19,7 @@ COUNTS = ("unstable", "active", "inactive")
 Columns = dict[str, Tensor]
 
 
-def bound(task: Task, stage: Stage) -> Columns:
+def bound(task: EvaluationQuestion, stage: Stage) -> Columns:
     """What the paper's relaxation, CROWN's, and intervals prove."""
     lin = proved(task, "crown", "parallel", stage)
     crown = proved(task, "crown", "adaptive", stage)
@@ -30,7 +30,7 @@ def bound(task: Task, stage: Stage) -> Columns:
     return found if counts is None else found | dict(zip(COUNTS, counts.unbind(1), strict=True))
 
 
-def proved(task: Task, method: str, relaxation: str, stage: Stage) -> Certificates:
+def proved(task: EvaluationQuestion, method: str, relaxation: str, stage: Stage) -> Certificates:
     """One method at eps."""
     return certify(
         task.network,
@@ -46,7 +46,7 @@ def proved(task: Task, method: str, relaxation: str, stage: Stage) -> Certificat
     )
 
 
-def count_units(task: Task, stage: Stage) -> Tensor | None:
+def count_units(task: EvaluationQuestion, stage: Stage) -> Tensor | None:
     """Unstable, active and inactive units of each sample by `crown`, `[n, 3]`; None unless all are piecewise linear.
 
     Unstable: a bend lies strictly between the unit's bounds. Active: the unit stays right of its first bend.

@@ -14,11 +14,11 @@ from torch import nn
 
 from polycert import __version__
 from polycert.evaluation.attacks import describe
-from polycert.evaluation.exact import Exact, settle
-from polycert.evaluation.measurements import Part, Store, joined, slices
+from polycert.evaluation.exact import ExactSettings, exact_verdicts
+from polycert.evaluation.measurements import Measurements, MeasurementStore, joined, slices
 from polycert.evaluation.parameter_norms import parameter_record
 from polycert.evaluation.record_files import Evaluation, beside, check_record
-from polycert.evaluation.settings import Settings, Stage, Task, make_task, one_eps, usual_upper
+from polycert.evaluation.settings import EvaluationQuestion, EvaluationSettings, Stage, make_task, one_eps, usual_upper
 from polycert.evaluation.table_row import summary
 from polycert.graph import Network
 from polycert.runtime.distributed import Processes
@@ -82,7 +82,7 @@ def evaluate(
         >>> found.record["n"]
         5
     """
-    settings = Settings(
+    settings = EvaluationSettings(
         upper=usual_upper((about or {}).get("dataset"), ball.norm, one_eps(ball)) if upper is None else upper,
         tolerance=tolerance,
         steps=steps,
@@ -95,7 +95,7 @@ def evaluate(
     target = None if out is None else check_record(out)
     effort = None
     if exact is not None:
-        effort = Exact(seconds=exact, timeout=exact_timeout, limit=exact_limit, workers=workers)
+        effort = ExactSettings(seconds=exact, timeout=exact_timeout, limit=exact_limit, workers=workers)
     task = make_task(net, x, y, ball, settings, batch_size=batch_size, memory=memory, threads=threads)
     found = run(task, about or {}, effort, target, ALONE, progress)
     assert found is not None  # one process has it all
@@ -103,15 +103,15 @@ def evaluate(
 
 
 def run(
-    task: Task,
+    task: EvaluationQuestion,
     about: Mapping[str, Any],
-    exact: Exact | None,
+    exact: ExactSettings | None,
     out: Path | None,
     team: Processes,
     report: Report | None = None,
 ) -> Evaluation | None:
     """A process's share of the samples measured; the first process writes and gets the evaluation, the others None."""
-    store = Store(None if out is None else beside(out, "parts"))
+    store = MeasurementStore(None if out is None else beside(out, "parts"))
     with store.locked(team.rank):
         everything = team.gather(_measured(task, exact, out, team, store, report))
         if not team.first:
@@ -127,8 +127,13 @@ def run(
 
 
 def _measured(
-    task: Task, exact: Exact | None, out: Path | None, team: Processes, store: Store, report: Report | None
-) -> list[Part]:
+    task: EvaluationQuestion,
+    exact: ExactSettings | None,
+    out: Path | None,
+    team: Processes,
+    store: MeasurementStore,
+    report: Report | None,
+) -> list[Measurements]:
     """A process's slices, or with exact verdicts all of them as one."""
     parts = slices(len(task))
     mine = [parts[k] for k in team.share(len(parts))]
@@ -161,7 +166,9 @@ class _Teller:
         self.stage("slice", count, count)
 
 
-def _settled(task: Task, part: Part, exact: Exact, begin: int, journal: Path | None, stage: Stage) -> Part:
+def _settled(
+    task: EvaluationQuestion, part: Measurements, exact: ExactSettings, begin: int, journal: Path | None, stage: Stage
+) -> Measurements:
     """With a column `status`: empty beyond the limit."""
     clock = time.perf_counter()
     count = min(len(task), max((exact.limit or math.inf) - begin, 0))
@@ -170,13 +177,15 @@ def _settled(task: Task, part: Part, exact: Exact, begin: int, journal: Path | N
     resumed = part.resumed
     if count:
         columns = {name: values[few] for name, values in part.columns.items()}
-        status[few], taken = settle(task.part(few), columns, part.hits[few], exact, journal, stage)
+        status[few], taken = exact_verdicts(task.part(few), columns, part.hits[few], exact, journal, stage)
         resumed = resumed | {"exact verdicts": taken}
     seconds = part.seconds | {"exact": time.perf_counter() - clock}
     return replace(part, columns=part.columns | {"status": status}, seconds=seconds, resumed=resumed)
 
 
-def make_record(task: Task, about: Mapping[str, Any], whole: Part, exact: Exact | None) -> dict[str, Any]:
+def make_record(
+    task: EvaluationQuestion, about: Mapping[str, Any], whole: Measurements, exact: ExactSettings | None
+) -> dict[str, Any]:
     """The row: facts, figures, and how they were found."""
     settings, leak = task.settings, about.get("test_leak")
     facts = {**about, "norm": norm_text(task.ball.norm), "eps": task.eps}

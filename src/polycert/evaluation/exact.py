@@ -13,17 +13,17 @@ import torch
 
 from polycert.certification.envelope import classes_of
 from polycert.errors import PolycertError
-from polycert.evaluation.settings import Stage, Task
-from polycert.verification.counterexample import Replay
+from polycert.evaluation.settings import EvaluationQuestion, Stage
+from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.question import Question
-from polycert.verification.question import Settings as Effort
+from polycert.verification.question import VerificationSettings as Effort
 from polycert.verification.specification import Specification
 from polycert.verification.status import FALSIFIED, ROBUST, UNKNOWN
 from polycert.verification.verify import ask, decisions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact:
+class ExactSettings:
     """How much exact verdicts may cost.
 
     Attributes:
@@ -44,16 +44,21 @@ class Exact:
             raise PolycertError(f"the limit of exact verdicts must be at least 1, got {self.limit}")
 
 
-class Settled(NamedTuple):
+class ExactVerdicts(NamedTuple):
     """Verdicts `[n]`, and how many of them were taken over from a journal."""
 
     status: np.ndarray
     resumed: int = 0
 
 
-def settle(
-    task: Task, columns: dict[str, np.ndarray], hits: np.ndarray, exact: Exact, journal: Path | None, stage: Stage
-) -> Settled:
+def exact_verdicts(
+    task: EvaluationQuestion,
+    columns: dict[str, np.ndarray],
+    hits: np.ndarray,
+    exact: ExactSettings,
+    journal: Path | None,
+    stage: Stage,
+) -> ExactVerdicts:
     """`robust`, `falsified` or `unknown` for each sample of the task, `[n]`.
 
     Rigorous bounds settle most; counterexamples of attacks are replayed in the exact set; the rest is searched.
@@ -62,14 +67,14 @@ def settle(
     status = np.where(sure, ROBUST, UNKNOWN).astype(object)
     left = torch.from_numpy(np.flatnonzero(~sure))
     if len(left) == 0:
-        return Settled(status)
+        return ExactVerdicts(status)
     effort = Effort(timeout=exact.timeout, seed=task.settings.seed)
     question = ask(task.network, task.x[left], task.y[left], task.ball, effort, task.index[left])
     fallen = _replayed(question, columns["attacked"][left], hits[left])
     status[left[fallen]] = FALSIFIED
     rest = (~fallen).nonzero().squeeze(1)
     if len(rest) == 0:
-        return Settled(status)
+        return ExactVerdicts(status)
     resumed = 0
     with closing(
         decisions(question.part(rest), batch=task.batch, workers=exact.workers, total=exact.seconds, journal=journal)
@@ -78,7 +83,7 @@ def settle(
             status[left[rest[position]]] = decision.status
             resumed += decision.resumed
             stage("exact verdicts", done, len(rest))
-    return Settled(status, resumed)
+    return ExactVerdicts(status, resumed)
 
 
 def _replayed(question: Question, attacked: np.ndarray, hits: np.ndarray) -> torch.Tensor:
@@ -87,6 +92,6 @@ def _replayed(question: Question, attacked: np.ndarray, hits: np.ndarray) -> tor
     fallen = torch.zeros(len(question), dtype=torch.bool)
     for k in np.flatnonzero(attacked).tolist():
         spec = Specification.margins(int(question.label[k]), classes)
-        replay = Replay(question.net, question.region[slice(k, k + 1)], spec)
+        replay = CounterexampleCheck(question.net, question.region[slice(k, k + 1)], spec)
         fallen[k] = replay(torch.from_numpy(hits[k : k + 1])) is not None
     return fallen

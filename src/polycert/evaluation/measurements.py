@@ -20,7 +20,7 @@ from polycert.errors import PolycertWarning
 from polycert.evaluation.attacks import attack_all, smallest
 from polycert.evaluation.certified import bound
 from polycert.evaluation.radii import search
-from polycert.evaluation.settings import Stage, Task
+from polycert.evaluation.settings import EvaluationQuestion, Stage
 from polycert.graph.fingerprint import fingerprint
 from polycert.records.certificates import whole_file
 from polycert.runtime.locks import locked
@@ -32,7 +32,7 @@ SEAL = "seal"
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Measurements:
     """What was measured on some samples, as plain arrays."""
 
     columns: dict[str, np.ndarray]  # [n] each
@@ -45,7 +45,7 @@ class Part:
         return len(self.columns["label"])
 
 
-def measure(task: Task, stage: Stage) -> Part:
+def measure(task: EvaluationQuestion, stage: Stage) -> Measurements:
     """All measurements of some samples."""
     seconds: dict[str, float] = {}
     with _clock(seconds, "bounds"):
@@ -63,7 +63,7 @@ def measure(task: Task, stage: Stage) -> Part:
         found["attack_radius"], points = nearest.radius, nearest.points
     found |= {"index": task.index, "proved": proved, "pgd": hits.pgd, "attacked": hits.attacked}
     columns = {name: values.cpu().numpy() for name, values in found.items()}
-    return Part(columns, _plain(points), _plain(hits.points), seconds)
+    return Measurements(columns, _plain(points), _plain(hits.points), seconds)
 
 
 def _plain(points: Tensor) -> np.ndarray:
@@ -77,17 +77,17 @@ def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = time.perf_counter() - begin
 
 
-def joined(parts: list[Part]) -> Part:
+def joined(parts: list[Measurements]) -> Measurements:
     """Several slices as one; seconds and counts add up."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     seconds = {name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds}
     points, hits = (np.concatenate(arrays) for arrays in zip(*((p.points, p.hits) for p in parts), strict=True))
     resumed = sum((Counter(part.resumed) for part in parts), Counter())
-    return Part(columns, points, hits, seconds, dict(resumed))
+    return Measurements(columns, points, hits, seconds, dict(resumed))
 
 
 @dataclass(frozen=True)
-class Store:
+class MeasurementStore:
     """Measured slices in a folder, each under the fingerprint of all that it depends on; None keeps nothing."""
 
     folder: Path | None
@@ -101,7 +101,7 @@ class Store:
         with locked(self.folder.with_suffix(f".lock{rank or ''}")):
             yield
 
-    def measured(self, task: Task, stage: Stage) -> Part:
+    def measured(self, task: EvaluationQuestion, stage: Stage) -> Measurements:
         """A slice from disk, or measured and written there."""
         if self.folder is None:
             return measure(task, stage)
@@ -126,7 +126,7 @@ class Store:
             self.folder.rmdir()
 
 
-def _flat(part: Part) -> dict[str, np.ndarray]:
+def _flat(part: Measurements) -> dict[str, np.ndarray]:
     seconds = {SECONDS + name: np.array(value) for name, value in part.seconds.items()}
     return {**{COLUMN + k: v for k, v in part.columns.items()}, **seconds, "points": part.points, "hits": part.hits}
 
@@ -136,7 +136,7 @@ def _sealed(arrays: dict[str, np.ndarray], about: str) -> dict[str, Any]:
     return {**arrays, SEAL: np.array(fingerprint(about, arrays))}
 
 
-def _read(path: Path, about: str) -> Part | None:
+def _read(path: Path, about: str) -> Measurements | None:
     """A slice from disk; None, with a warning, if it is not as it was written, or about something else."""
     try:
         arrays = read_arrays(path)
@@ -149,10 +149,10 @@ def _read(path: Path, about: str) -> Part | None:
         return None
     columns = {name.removeprefix(COLUMN): value for name, value in arrays.items() if name.startswith(COLUMN)}
     seconds = {name.removeprefix(SECONDS): float(value) for name, value in arrays.items() if name.startswith(SECONDS)}
-    return Part(columns, arrays["points"], arrays["hits"], seconds)
+    return Measurements(columns, arrays["points"], arrays["hits"], seconds)
 
 
-def _fingerprint(task: Task) -> str:
+def _fingerprint(task: EvaluationQuestion) -> str:
     """Of the network, the ball, the settings and the samples; not of how they are batched."""
     with torch.no_grad():
         network = (task.network.bind(), task.network.bind(torch.float64))

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from polycert.certification.certify import certify
-from polycert.certification.radius import Radii, Search
-from polycert.certification.verdict import Judge
+from polycert.certification.radius import Radii, RadiusSearch
+from polycert.certification.verdict import Certifier
 from polycert.evaluation.certified import Columns
-from polycert.evaluation.settings import Stage, Task
+from polycert.evaluation.settings import EvaluationQuestion, Stage
 
 STRATEGIES = ("bisection", "envelope", "root")
 
 
-def search(task: Task, radius: Tensor, stage: Stage) -> Columns:
+def search(task: EvaluationQuestion, radius: Tensor, stage: Stage) -> Columns:
     """The largest proved radius of each sample that is searched, and evaluations by strategy; NaN for the others.
 
     The searches themselves are fast ones, as in the paper. What they find is then proved with all rounding covered,
@@ -56,11 +56,11 @@ def bisections(upper: float, tolerance: float) -> int:
     return max(math.ceil(math.log2(upper / tolerance)), 0)
 
 
-def _searched(task: Task, x: Tensor, y: Tensor, stage: Stage) -> list[Radii]:
+def _searched(task: EvaluationQuestion, x: Tensor, y: Tensor, stage: Stage) -> list[Radii]:
     """By `root` and by `envelope`."""
     ball, settings = task.ball.with_eps(task.settings.upper), task.settings
-    search = Search(
-        Judge(task.network, "crown", "parallel", rigorous=False), ball.at(x), settings.upper, settings.tolerance
+    search = RadiusSearch(
+        Certifier(task.network, "crown", "parallel", rigorous=False), ball.at(x), settings.upper, settings.tolerance
     )
     return search.run(
         y,

@@ -25,7 +25,7 @@ LARGEST_BATCH = 250  # small enough to keep every thread busy, and fastest on sm
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class EvaluationSettings:
     """What may be chosen.
 
     Attributes:
@@ -55,7 +55,7 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class EvaluationQuestion:
     """A network, labelled samples with their positions in the data set, the ball, and how to go about it."""
 
     network: Network
@@ -64,7 +64,7 @@ class Task:
     index: Tensor  # [n]
     searched: Tensor  # [n], bool: whether the largest radius is searched for
     ball: Ball
-    settings: Settings
+    settings: EvaluationSettings
     batch: int
     threads: int
 
@@ -76,7 +76,7 @@ class Task:
         """Radius of the ball, the same for all."""
         return one_eps(self.ball)
 
-    def part(self, here: slice) -> Task:
+    def part(self, here: slice) -> EvaluationQuestion:
         """Some of the samples."""
         parts = {name: getattr(self, name)[here] for name in ("x", "y", "index", "searched")}
         return replace(self, **parts)
@@ -87,13 +87,13 @@ def make_task(
     x: Array,
     y: Array,
     ball: Ball,
-    settings: Settings,
+    settings: EvaluationSettings,
     *,
     index: Tensor | None = None,
     batch_size: int | None = None,
     memory: int | None = None,
     threads: int = 1,
-) -> Task:
+) -> EvaluationQuestion:
     """A task whose samples were checked, or a clear error."""
     if y is None:
         raise PolycertError("an evaluation counts errors, so it needs labels: give y")
@@ -108,7 +108,9 @@ def make_task(
     places = torch.arange(len(inputs)) if index is None else index
     searched = torch.arange(len(inputs)) < (settings.search_limit or len(inputs))
     batch = batch_size_for(graph, get_method("crown").numbers(graph), memory, threads, batch_size=batch_size)
-    return Task(network, inputs, labels, places, searched, ball, settings, min(batch, LARGEST_BATCH), threads)
+    return EvaluationQuestion(
+        network, inputs, labels, places, searched, ball, settings, min(batch, LARGEST_BATCH), threads
+    )
 
 
 def one_eps(ball: Ball) -> float:

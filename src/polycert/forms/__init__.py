@@ -6,7 +6,7 @@ A form holds, for every sample of a batch and every row, the coefficients of one
 - `Identity`: the rows are the node's own entries;
 - `Differences`: a row is one entry minus another (a margin between two classes);
 - `Selected`: the rows are some of its entries, others for each sample;
-- `Patches` and `Windows`: a row lives in a small window of an image (all or some neurons of a convolution);
+- `Patches` and `SelectedPatches`: a row lives in a small window of an image (all or some neurons of a convolution);
 - `Dense`: everything, the fallback that every form can turn into.
 
 Nothing outside this folder asks which form it has: ops call `form.pull(op)`, and an op with a structure of its own
@@ -17,7 +17,7 @@ from polycert.forms.dense import Dense, Scaled
 from polycert.forms.form import Form, Pullable, Shape
 from polycert.forms.identity import Differences, Identity, Selected
 from polycert.forms.patches import Patches
-from polycert.forms.selected_patches import Windows
+from polycert.forms.selected_patches import SelectedPatches
 from polycert.forms.windowed import Windowed
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "Pullable",
     "Scaled",
     "Selected",
+    "SelectedPatches",
     "Shape",
     "Windowed",
-    "Windows",
 ]

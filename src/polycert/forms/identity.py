@@ -12,12 +12,12 @@ from torch import Tensor
 from polycert.forms.dense import Dense, split_by_sign
 from polycert.forms.form import FlatForm, Form, Pullable, Shape
 from polycert.forms.patches import Patches
-from polycert.forms.selected_patches import Windows
+from polycert.forms.selected_patches import SelectedPatches
 from polycert.forms.windowed import Windowed
 
 
 @dataclass(frozen=True)
-class Unit(FlatForm):
+class UnitRows(FlatForm):
     """Rows with one coefficient each."""
 
     shape: Shape
@@ -42,11 +42,11 @@ class Unit(FlatForm):
 
     def plus(self, other: Form) -> Form:
         """Left to the other form, which may have a structure."""
-        return other.plus(self) if not isinstance(other, Unit) else self.dense().plus(other)
+        return other.plus(self) if not isinstance(other, UnitRows) else self.dense().plus(other)
 
 
 @dataclass(frozen=True)
-class Identity(Unit):
+class Identity(UnitRows):
     """The rows are the entries of the node themselves, in order, perhaps each times a factor."""
 
     factor: Tensor | None = None  # [batch or 1, *shape]
@@ -97,7 +97,7 @@ class Identity(Unit):
 
 
 @dataclass(frozen=True)
-class Selected(Unit):
+class Selected(UnitRows):
     """The rows are some entries of the node, others for each sample, perhaps each times a factor."""
 
     index: Tensor  # [batch, rows]
@@ -164,7 +164,7 @@ class Selected(Unit):
         eye = torch.eye(self.shape[0], dtype=self.like.dtype, device=self.like.device)
         coef = self.times(eye[channel][:, :, None, :, None])
         grid = (self.shape[1], self.shape[2])
-        return Windows(coef, self.shape, grid, (1, 1), (0, 0), True, self.index, line, column)
+        return SelectedPatches(coef, self.shape, grid, (1, 1), (0, 0), True, self.index, line, column)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from polycert.forms.windowed import Windowed, places
 
 
 @dataclass(frozen=True)
-class Windows(Windowed):
+class SelectedPatches(Windowed):
     """Rows at points of the grid that differ from sample to sample; `coef`: `[batch, rows, *window]`."""
 
     selection: Tensor  # [batch, rows]: the entries that the rows are
@@ -23,7 +23,7 @@ class Windows(Windowed):
 
     def shares_points(self, other: Windowed) -> bool:
         """Both come from the same selection."""
-        return isinstance(other, Windows) and other.selection is self.selection
+        return isinstance(other, SelectedPatches) and other.selection is self.selection
 
     def align(self, values: Tensor) -> Tensor:
         """`[batch, rows, terms]`: each row's own window."""

@@ -13,7 +13,7 @@ from polycert.graph.graph import Graph
 Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
-class Kept(NamedTuple):
+class CachedGraph(NamedTuple):
     """A graph and the stored tensors that are in it."""
 
     graph: Graph
@@ -21,9 +21,9 @@ class Kept(NamedTuple):
     kinds: list[Kind]
 
     @staticmethod
-    def of(graph: Graph, tensors: dict[str, Tensor]) -> Kept:
+    def of(graph: Graph, tensors: dict[str, Tensor]) -> CachedGraph:
         """For a graph that is `keepable`."""
-        return Kept(graph, tensors, _kinds(tensors))
+        return CachedGraph(graph, tensors, _kinds(tensors))
 
     def serves(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> bool:
         """Whether these very tensors are in it."""

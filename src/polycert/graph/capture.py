@@ -18,14 +18,14 @@ from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph.arguments import check_read, check_repeatable
 from polycert.graph.batch_sizes import Watch, check_same, scripted
-from polycert.graph.cache import Kept, keepable
+from polycert.graph.cache import CachedGraph, keepable
 from polycert.graph.graph import Graph, Node, append, prune
 from polycert.graph.in_place import refuse_changed_state, without_writes
 from polycert.graph.network import Network
 from polycert.graph.same_outputs import agrees, spread_out
-from polycert.graph.tensors import Stored
+from polycert.graph.tensors import TensorLookup
 from polycert.rules import RULES, Call, Op, Value
-from polycert.rules.decomposition import Recipe
+from polycert.rules.decomposition import Decomposition
 from polycert.runtime.limits import VALUES, checked_shape
 from polycert.sets.rounding import holds
 
@@ -86,7 +86,7 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
     example = torch.rand(TRACE_BATCH, *input_shape, dtype=dtype, device=device, generator=_generator(device))
     with _evaluating(model):
         program = _export(model, example)
-        network = Captured.of(model, program, tuple(input_shape), dtype, device)
+        network = CapturedNetwork.of(model, program, tuple(input_shape), dtype, device)
         if _self_check(model, network) or scripted(model):
             other = _export(model, torch.cat([example, example])[:OTHER_BATCH])
             check_same(program, other, _needed_by_output, network.variable)
@@ -94,7 +94,7 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
 
 
 @dataclass(frozen=True, eq=False)
-class Captured(Network):
+class CapturedNetwork(Network):
     """A traced program and the module that owns its tensors."""
 
     module: nn.Module
@@ -107,7 +107,9 @@ class Captured(Network):
     variable: set[str]
     default_dtype: torch.dtype
     default_device: torch.device
-    _kept: list[Kept] = field(default_factory=list, init=False, repr=False)  # one at most: a cell in a frozen class
+    _kept: list[CachedGraph] = field(
+        default_factory=list, init=False, repr=False
+    )  # one at most: a cell in a frozen class
 
     @staticmethod
     def of(
@@ -116,7 +118,7 @@ class Captured(Network):
         input_shape: Shape,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> Captured:
+    ) -> CapturedNetwork:
         """Check the program's form and its ops, all at once."""
         signature = program.graph_signature
         if len(signature.user_inputs) != 1 or len(signature.user_outputs) != 1:
@@ -135,7 +137,7 @@ class Captured(Network):
             raise PolycertError(
                 f"no rule for {listed}: rewrite the model with supported ops ({known}) or add a rule in polycert/rules"
             )
-        network = Captured(
+        network = CapturedNetwork(
             module, program, input_shape, _shape(result), calls, result, dropped, variable, dtype, device
         )
         refuse_changed_state(program, network._needed)
@@ -160,9 +162,9 @@ class Captured(Network):
         return self._stored.kind(self.module) or (self.default_dtype, self.default_device)
 
     @cached_property
-    def _stored(self) -> Stored:
+    def _stored(self) -> TensorLookup:
         """Where the program's tensors are."""
-        return Stored(self.program, self.module)
+        return TensorLookup(self.program, self.module)
 
     @cached_property
     def _needed(self) -> set[fx.Node]:
@@ -187,7 +189,7 @@ class Captured(Network):
         if any(_longer(tensor, wanted) and not holds(wanted, tensor) for tensor in stored.values()):
             return replace(graph, narrowed=True)
         if not derived and keepable(graph, stored):
-            self._kept[:] = [Kept.of(graph, stored)]
+            self._kept[:] = [CachedGraph.of(graph, stored)]
             return graph.fresh()
         return graph
 
@@ -235,7 +237,9 @@ class Captured(Network):
             raise PolycertError("the model's output does not depend on its input")
         return Graph(prune(nodes, result.index), dtype, device, tuple(computed)), derived
 
-    def _op(self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor) -> Op | Recipe:
+    def _op(
+        self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor
+    ) -> Op | Decomposition:
         if _single(call):
             _check_batch(call)
         target = str(call.target)
@@ -309,7 +313,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _self_check(model: nn.Module, network: Captured) -> bool:
+def _self_check(model: nn.Module, network: CapturedNetwork) -> bool:
     """The graph must give what the module gives, on inputs of many sizes, in a batch and one by one.
 
     Gives whether the module asks for sizes on its way, which may be the batch's.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polycert.forms import Shape
 from polycert.rules import Activation, Linear, Op
-from polycert.rules.decomposition import Recipe
+from polycert.rules.decomposition import Decomposition
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Node:
         return self if op is self.op else Node(self.name, op, self.inputs, self.shape)
 
 
-class Layout:
+class Topology:
     """How nodes hang together, whatever their weights are: found once, and kept for all bindings of a network."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -89,9 +89,9 @@ class Graph:
         return self.nodes[-1].shape
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> Topology:
         """What the nodes are and how they hang together."""
-        return Layout(self.nodes)
+        return Topology(self.nodes)
 
     @property
     def activations(self) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ class Graph:
         return found
 
 
-def append(nodes: list[Node], name: str, made: Op | Recipe, sources: Sequence[int]) -> tuple[int, ...]:
+def append(nodes: list[Node], name: str, made: Op | Decomposition, sources: Sequence[int]) -> tuple[int, ...]:
     """Add one op, or all steps of a recipe, over earlier nodes; gives the places of the results."""
     if isinstance(made, Op):
         nodes.append(Node(name, made, tuple(sources), made.out_shape))

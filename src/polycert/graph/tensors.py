@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polycert.errors import PolycertError
 
 
-class Stored:
+class TensorLookup:
     """Looks tensors up by their names; the names are taken from the program once."""
 
     def __init__(self, program: torch.export.ExportedProgram, module: nn.Module) -> None:

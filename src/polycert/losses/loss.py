@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polycert.attacks.pgd import descend, over
+from polycert.attacks.pgd import over, pgd_attack
 from polycert.bounding.methods import get_method, get_relaxations
 from polycert.certification.envelope import classes_of
 from polycert.errors import PolycertError
@@ -93,7 +93,7 @@ def attacked(graph: Graph, region: Region, y: Tensor, draws: Draws, steps: int, 
         share = draws.uniform(spread.flatten(1)[:, :1], "attack length").squeeze(1) / length
         spread = spread * over(share, spread)
     start = region.project(region.x + spread * over(region.radius, region.x))
-    return descend(graph, region, y, start, steps=steps, step=step, fixed=True)
+    return pgd_attack(graph, region, y, start, steps=steps, step=step, fixed=True)
 
 
 def worst_case(margins: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def check_piecewise_linear(graph: Graph) -> None:
 
 def _steepness(run: Pass, index: int, rows: Form) -> Tensor:
     """Dual norms of rows as functions of the input: half of what they change over a ball of radius 1."""
-    low, high = run.region.extremes(pull(run, index, rows, LOWER).forms[0])
+    low, high = run.region.concretise(pull(run, index, rows, LOWER).forms[0])
     return ((high - low) / 2).clamp(min=1e-6)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from polycert.runtime import keyed_random
 
 
-class Part(NamedTuple):
+class Subsample(NamedTuple):
     """Some samples of a batch: their positions, and what each weighs in the mean."""
 
     positions: Tensor
@@ -39,7 +39,7 @@ class Draws(ABC):
         """Independent numbers in [0, 1) of the shape of x."""
 
     @abstractmethod
-    def choose(self, x: Tensor, count: int | None, purpose: str) -> Part:
+    def choose(self, x: Tensor, count: int | None, purpose: str) -> Subsample:
         """`count` samples of the batch, each set of that size equally likely; all of them for None."""
 
 
@@ -58,11 +58,11 @@ class TorchDraws(Draws):
         """Independent numbers in [0, 1) of the shape of x."""
         return torch.rand_like(x)
 
-    def choose(self, x: Tensor, count: int | None, purpose: str) -> Part:
+    def choose(self, x: Tensor, count: int | None, purpose: str) -> Subsample:
         """A random permutation's first samples."""
         if count is None or count >= len(x):
-            return Part(torch.arange(len(x), device=x.device), 1 / len(x))
-        return Part(torch.randperm(len(x), device=x.device)[:count], 1 / count)
+            return Subsample(torch.arange(len(x), device=x.device), 1 / len(x))
+        return Subsample(torch.randperm(len(x), device=x.device)[:count], 1 / count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +99,12 @@ class KeyedDraws(Draws):
         found = keyed_random.uniform(self.seed, self.epoch, purpose, self.index.to(x.device)[:, None], features)
         return found.reshape(x.shape).to(x.dtype)
 
-    def choose(self, x: Tensor, count: int | None, purpose: str) -> Part:
+    def choose(self, x: Tensor, count: int | None, purpose: str) -> Subsample:
         """The samples with the smallest keys of the whole batch."""
         total = self.size(x)
         if count is None or count >= total:
-            return Part(torch.arange(len(x), device=x.device), self.processes / total)
+            return Subsample(torch.arange(len(x), device=x.device), self.processes / total)
         keys = keyed_random.bits(self.seed, self.epoch, purpose, self.whole)
         among = self.whole[keys.argsort()[:count]]
         chosen = torch.isin(self.index, among).nonzero().squeeze(1)
-        return Part(chosen.to(x.device), self.processes / count)
+        return Subsample(chosen.to(x.device), self.processes / count)

@@ -180,4 +180,4 @@ def _interval_margins(graph: Graph, run: Pass, y: Tensor) -> Tensor:
 
 def _lower(region: Region, bound: Bound) -> Tensor:
     """Numbers from a linear lower bound."""
-    return region.extremes(bound.form, joint=True)[0] + bound.offset
+    return region.concretise(bound.form, joint=True)[0] + bound.offset

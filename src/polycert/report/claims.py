@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from polycert.report.comparisons import difference, has, method_of, pairs, settings, subsample_line, subsampled, value
-from polycert.report.runs import Run, flag
+from polycert.report.runs import ReportedModel, flag
 
 ENOUGH = 1000  # samples from which a share is judged
 HOLDS, PARTLY, FAILS, OPEN = "holds", "holds in part", "does not hold", "not measured yet"
@@ -21,7 +21,7 @@ class Evidence(NamedTuple):
     sources: tuple[str, ...] = ()
 
 
-Check = Callable[[Sequence[Run]], Iterator[Evidence]]
+Check = Callable[[Sequence[ReportedModel]], Iterator[Evidence]]
 
 
 class Finding(NamedTuple):
@@ -45,7 +45,7 @@ class Claim:
     measure: str
     parts: tuple[tuple[Check, str], ...]
 
-    def judge(self, runs: Sequence[Run]) -> Finding:
+    def judge(self, runs: Sequence[ReportedModel]) -> Finding:
         """Holds only if every part of the claim was measured and everything agrees."""
         found = [(tuple(check(runs)), needs) for check, needs in self.parts]
         evidence = tuple(item for items, _ in found for item in items)
@@ -60,7 +60,7 @@ class Claim:
         return Finding(verdict, evidence, " ".join(missing))
 
 
-def kw_with_attacks(runs: Sequence[Run]) -> Iterator[Evidence]:
+def kw_with_attacks(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
     """KW + at against KW: certified error, and error under attacks where both have it."""
     for setting, group in settings(runs):
         for kw, both in pairs(group, "kw", "kw+at"):
@@ -71,7 +71,7 @@ def kw_with_attacks(runs: Sequence[Run]) -> Iterator[Evidence]:
                     yield Evidence(text, counts, (str(kw.path), str(both.path)))
 
 
-def partial_bounds(runs: Sequence[Run]) -> Iterator[Evidence]:
+def partial_bounds(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
     """Samples of CIFAR-10 with a radius between 0 and eps: what all-or-nothing methods miss."""
     for run in runs:
         frame = run.samples
@@ -85,7 +85,7 @@ def partial_bounds(runs: Sequence[Run]) -> Iterator[Evidence]:
             yield Evidence(text, agrees, (str(run.path.with_suffix(".samples.parquet")),))
 
 
-def overhead(runs: Sequence[Run]) -> Iterator[Evidence]:
+def overhead(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
     """Time of the distances on top of the bounds; the paper measured CIFAR-10 networks, others are told only."""
     for run in runs:
         if has(run, "PEC_overhead"):
@@ -97,7 +97,7 @@ def overhead(runs: Sequence[Run]) -> Iterator[Evidence]:
 def search_saves(architecture: str, claimed: float) -> Check:
     """Evaluations of the envelope's search against bisection's, on all models of an architecture."""
 
-    def check(runs: Sequence[Run]) -> Iterator[Evidence]:
+    def check(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
         seen = [run for run in runs if has(run, "T_bisection") and has(run, "T_envelope")]
         seen = [run for run in seen if str(run.fact("architecture")).lower() == architecture]
         if not seen:
@@ -113,11 +113,11 @@ def search_saves(architecture: str, claimed: float) -> Check:
     return check
 
 
-def _saved(run: Run, key: str) -> float:
+def _saved(run: ReportedModel, key: str) -> float:
     return 100 * (1 - value(run, key) / value(run, "T_bisection"))
 
 
-def few_samples(runs: Sequence[Run]) -> Iterator[Evidence]:
+def few_samples(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
     """PER with a small sub-sample against a large one, all else equal."""
     for small, large, key in subsampled([run for run in runs if "per" in method_of(run)]):
         near = difference(small, large, key) <= 0 or value(small, key) - value(large, key) <= 1
@@ -127,7 +127,7 @@ def few_samples(runs: Sequence[Run]) -> Iterator[Evidence]:
 def few_samples_hurt(method: str) -> Check:
     """A method on CIFAR-10: a small sub-sample against a large one."""
 
-    def check(runs: Sequence[Run]) -> Iterator[Evidence]:
+    def check(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
         chosen = [run for run in runs if run.fact("dataset") == "cifar10" and method_of(run) == method]
         for small, large, key in subsampled(chosen):
             worse = difference(small, large, key) > 0
@@ -136,7 +136,7 @@ def few_samples_hurt(method: str) -> Check:
     return check
 
 
-def few_iterations(runs: Sequence[Run]) -> Iterator[Evidence]:
+def few_iterations(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
     """How many rounds Algorithm 1 takes until nothing leaves the box."""
     for run in runs:
         counts = run.record.get("iterations")
@@ -148,7 +148,7 @@ def few_iterations(runs: Sequence[Run]) -> Iterator[Evidence]:
             yield Evidence(text, share > 50, (str(run.path),))
 
 
-def parameter_norms(runs: Sequence[Run]) -> Iterator[Evidence]:
+def parameter_norms(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
     """KW's parameters against C-PER+at's in the same setting."""
     for setting, group in settings([run for run in runs if has(run, "parameter_norm")]):
         for kw, per in pairs(group, "kw", "c-per+at"):

@@ -7,45 +7,45 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from polycert.report.runs import Run
+from polycert.report.runs import ReportedModel
 
 SURE = 1.96  # standard errors on either side of a 95 % interval
 
 
-def difference(one: Run, other: Run, key: str) -> float:
+def difference(one: ReportedModel, other: ReportedModel, key: str) -> float:
     """Error of `one` less that of `other` in per cent; 0 where their 95 % intervals cannot tell them apart."""
     gap = value(one, key) - value(other, key)
     spread = SURE * math.hypot(_deviation(one, key), _deviation(other, key))
     return gap if abs(gap) > spread else 0.0
 
 
-def _deviation(run: Run, key: str) -> float:
+def _deviation(run: ReportedModel, key: str) -> float:
     """Standard error of a share in per cent."""
     counted = run.record.get("n") or run.recipe.get("certified") or 1000
     share = min(max(value(run, key) / 100, 0.0), 1.0)
     return 100 * math.sqrt(share * (1 - share) / counted)
 
 
-def value(run: Run, key: str) -> float:
+def value(run: ReportedModel, key: str) -> float:
     """A figure of the record, or of the last epoch."""
     found = run.record.get(key, run.metrics[-1].get(key) if run.metrics else None)
     return float(found) if isinstance(found, int | float) else math.nan
 
 
-def has(run: Run, key: str) -> bool:
+def has(run: ReportedModel, key: str) -> bool:
     """Whether there is such a figure."""
     return math.isfinite(value(run, key))
 
 
-def method_of(run: Run) -> str:
+def method_of(run: ReportedModel) -> str:
     """How it was trained, in small letters."""
     return str(run.fact("method")).lower()
 
 
-def settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
+def settings(runs: Sequence[ReportedModel]) -> Iterator[tuple[str, list[ReportedModel]]]:
     """Runs of the same data set, architecture, activation, norm and eps; released models apart from others."""
 
-    def setting(run: Run) -> tuple[str, ...]:
+    def setting(run: ReportedModel) -> tuple[str, ...]:
         keys = [str(run.fact(key)) for key in ("dataset", "architecture", "activation", "norm", "eps")]
         return (*keys, "released" if "released" in run.path.parts else "")
 
@@ -55,7 +55,7 @@ def settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
         yield f"{text} ({released})" if released else text, list(group)
 
 
-def pairs(runs: Sequence[Run], one: str, other: str) -> Iterator[tuple[Run, Run]]:
+def pairs(runs: Sequence[ReportedModel], one: str, other: str) -> Iterator[tuple[ReportedModel, ReportedModel]]:
     """Every run of one method with every run of the other."""
     for first in runs:
         for second in runs:
@@ -63,7 +63,7 @@ def pairs(runs: Sequence[Run], one: str, other: str) -> Iterator[tuple[Run, Run]
                 yield first, second
 
 
-def subsampled(runs: Sequence[Run]) -> Iterator[tuple[Run, Run, str]]:
+def subsampled(runs: Sequence[ReportedModel]) -> Iterator[tuple[ReportedModel, ReportedModel, str]]:
     """Trainings that differ in nothing but seed and sub-sample, by a factor of 4 or more; and the error to compare."""
     trained = [run for run in runs if run.recipe and _subsample(run) is not None]
     for small in trained:
@@ -75,17 +75,17 @@ def subsampled(runs: Sequence[Run]) -> Iterator[tuple[Run, Run, str]]:
                 yield small, large, key
 
 
-def _subsample(run: Run) -> float | None:
+def _subsample(run: ReportedModel) -> float | None:
     """How many samples of a batch are bounded; None where that changes over time."""
     found = run.recipe.get("subsample", run.recipe.get("batch"))
     return float(found) if isinstance(found, int | float) else None
 
 
-def _rest(run: Run) -> dict[str, Any]:
+def _rest(run: ReportedModel) -> dict[str, Any]:
     return {key: item for key, item in run.recipe.items() if key not in ("subsample", "seed", "about")}
 
 
-def subsample_line(small: Run, large: Run, key: str) -> str:
+def subsample_line(small: ReportedModel, large: ReportedModel, key: str) -> str:
     """Both errors in words."""
     return (
         f"{small.name}: {key} {value(small, key):.2f} % with B′ = {_subsample(small):g}, "

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 
 from polycert.report.records_table import ERROR, RADIUS, is_filled, is_pair, show
-from polycert.report.runs import Record, Run, flag
+from polycert.report.runs import Record, ReportedModel, flag
 from polycert.sets.ball import eps_text
 
 
-def shares(run: Run) -> dict[str, float] | None:
+def shares(run: ReportedModel) -> dict[str, float] | None:
     """Per cent of samples that are proved, wrong, broken by an attack, and open; None where too little is known."""
     found = _shares_of_samples(run.samples) if run.samples is not None else _shares_of_record(run.record)
     if found is None:
@@ -49,7 +49,7 @@ def _shares_of_record(record: Record) -> tuple[float, float, float] | None:
     return 100 - min(known), wrong, broken
 
 
-def headline(run: Run, parts: Mapping[str, float] | None) -> str:
+def headline(run: ReportedModel, parts: Mapping[str, float] | None) -> str:
     """The result in a sentence or two."""
     if parts is None:
         return "This model has not been evaluated yet: only its training is shown."
@@ -65,7 +65,7 @@ def headline(run: Run, parts: Mapping[str, float] | None) -> str:
     return f"{text}{parts['wrong']:.1f} % are wrong as they are, {tried}and {parts['open']:.1f} % are open."
 
 
-def cards(run: Run) -> list[dict[str, str]]:
+def cards(run: ReportedModel) -> list[dict[str, str]]:
     """The main figures, each with its 95 % interval or what it is about."""
     if not run.record:
         return _training_cards(run)
@@ -92,7 +92,7 @@ def _best(record: Record) -> str:
     return min(known, key=lambda key: float(record[key]), default="CRE_Lin")
 
 
-def _training_cards(run: Run) -> list[dict[str, str]]:
+def _training_cards(run: ReportedModel) -> list[dict[str, str]]:
     last = run.metrics[-1] if run.metrics else {}
     names = {"validation_CTE": "clean error", "validation_CRE": "certified error"}
     note = f"validation, epoch {last.get('epoch', '?')}"

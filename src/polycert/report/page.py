@@ -19,7 +19,7 @@ from polycert.report.claims import CLAIMS
 from polycert.report.headline import cards, contradictions, headline, shares
 from polycert.report.packed_columns import STATUSES, pack_samples
 from polycert.report.records_table import table
-from polycert.report.runs import Run, gather
+from polycert.report.runs import ReportedModel, gather
 from polycert.report.sample_images import pictures
 
 SCRIPTS = ("data.js", "charts.js", "results.js", "samples.js", "page.js")
@@ -27,7 +27,7 @@ CURVES = ("epoch", "loss", "eps", "lr", "validation_CTE", "validation_CRE")
 FACTS = ("dataset", "architecture", "activation", "method", "norm", "eps", "n", "seed", "version")
 
 
-def write_report(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> list[Run]:
+def write_report(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> list[ReportedModel]:
     """Write the report on records, run folders and folders of either, whole or not at all; returns the runs in it."""
     target = check_page(out)
     runs = gather(Path(path) for path in paths)
@@ -45,7 +45,7 @@ def check_page(out: str | os.PathLike[str]) -> Path:
     return check_place(target)
 
 
-def render(runs: list[Run]) -> str:
+def render(runs: list[ReportedModel]) -> str:
     """The page as text."""
     from polycert import __version__
 
@@ -72,7 +72,7 @@ def render(runs: list[Run]) -> str:
     )
 
 
-def _titles(runs: list[Run]) -> list[str]:
+def _titles(runs: list[ReportedModel]) -> list[str]:
     """Names to choose from; with the path where several have the same."""
     names = [run.name for run in runs]
     return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.path})" for run in runs]
@@ -84,7 +84,7 @@ def _commands(text: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(part) if k % 2 else part for k, part in enumerate(parts))
 
 
-def model(run: Run) -> dict[str, Any]:
+def model(run: ReportedModel) -> dict[str, Any]:
     """What the page's script needs of a run."""
     parts = shares(run)
     found = {} if run.examples is None or run.samples is None else pictures(run.examples, run.samples)
@@ -109,7 +109,7 @@ def model(run: Run) -> dict[str, Any]:
     }
 
 
-def _curves(run: Run) -> dict[str, list[Any]]:
+def _curves(run: ReportedModel) -> dict[str, list[Any]]:
     """Columns of the training's metrics, to five digits."""
     names = [name for name in CURVES if any(isinstance(row.get(name), int | float) for row in run.metrics)]
     return {name: [_short(row.get(name)) for row in run.metrics] for name in names} if "epoch" in names else {}
@@ -119,7 +119,7 @@ def _short(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value if isinstance(value, int) else None
 
 
-def _missing(run: Run, drawn: bool) -> dict[str, str]:
+def _missing(run: ReportedModel, drawn: bool) -> dict[str, str]:
     """Sentences for the parts that cannot be shown, each with the command that makes them."""
     again = f"polycert evaluate MODEL … --samples --out {_record_path(run)}"
     found: dict[str, str] = {}
@@ -138,7 +138,7 @@ def _missing(run: Run, drawn: bool) -> dict[str, str]:
     return found
 
 
-def _record_path(run: Run) -> Path:
+def _record_path(run: ReportedModel) -> Path:
     return run.path if run.record else run.path / "evaluation.json"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from polycert.report.runs import Record, Run
+from polycert.report.runs import Record, ReportedModel
 
 
-class Column(NamedTuple):
+class ReportColumn(NamedTuple):
     """A column of the table of records: its key, heading, explanation and format."""
 
     key: str
@@ -19,35 +19,35 @@ class Column(NamedTuple):
 
 ERROR, RADIUS, COUNT = "{:.2f}", "{:.4f}", "{:.2f}"
 COLUMNS = (
-    Column("dataset", "data set", "The test samples"),
-    Column("architecture", "net", "Architecture"),
-    Column("activation", "activation", "Activation function"),
-    Column("norm", "norm", "The l_p norm of the ball"),
-    Column("eps", "eps", "The target radius", "{:.4g}"),
-    Column("method", "training", "Training method"),
-    Column("n", "n", "Samples", "{:,}"),
-    Column("CTE", "CTE", "Clean test error, %", ERROR),
-    Column("PGD", "PGD", "Error under plain PGD, %", ERROR),
-    Column("PGD_strong", "PGD strong", "Error under the strong attack, %", ERROR),
-    Column("CRE_exact", "CRE exact", "Robust error of the exact certifier, % [lower, upper]", ERROR),
-    Column("CRE_Lin", "CRE Lin", "Certified robust error, one slope, %", ERROR),
-    Column("CRE_CROWN", "CRE CROWN", "Certified robust error, CROWN's slopes, %", ERROR),
-    Column("CRE_IBP", "CRE IBP", "Certified robust error by intervals, %", ERROR),
-    Column("ACB_Lin", "ACB Lin", "Average certified bound, all or nothing", RADIUS),
-    Column("ACB_CROWN", "ACB CROWN", "Average certified bound, CROWN's slopes", RADIUS),
-    Column("ACB_IBP", "ACB IBP", "Average certified bound by intervals", RADIUS),
-    Column("ACB_PEC", "ACB PEC", "Average certified bound by the envelope", RADIUS),
-    Column("radius_mean", "largest radius", "Mean of the largest certified radii", RADIUS),
-    Column("T_bisection", "T bisection", "Evaluations per sample of the search by bisection", COUNT),
-    Column("T_envelope", "T envelope", "Evaluations per sample of the paper's search", COUNT),
-    Column("T_root", "T root", "Evaluations per sample of polycert's search", COUNT),
-    Column("unstable", "unstable", "Units whose sign is not fixed, mean per sample", "{:.1f}"),
-    Column("parameter_norm", "norm of parameters", "Norm of all parameters", "{:.4g}"),
-    Column("seed", "seed", "Seed"),
+    ReportColumn("dataset", "data set", "The test samples"),
+    ReportColumn("architecture", "net", "Architecture"),
+    ReportColumn("activation", "activation", "Activation function"),
+    ReportColumn("norm", "norm", "The l_p norm of the ball"),
+    ReportColumn("eps", "eps", "The target radius", "{:.4g}"),
+    ReportColumn("method", "training", "Training method"),
+    ReportColumn("n", "n", "Samples", "{:,}"),
+    ReportColumn("CTE", "CTE", "Clean test error, %", ERROR),
+    ReportColumn("PGD", "PGD", "Error under plain PGD, %", ERROR),
+    ReportColumn("PGD_strong", "PGD strong", "Error under the strong attack, %", ERROR),
+    ReportColumn("CRE_exact", "CRE exact", "Robust error of the exact certifier, % [lower, upper]", ERROR),
+    ReportColumn("CRE_Lin", "CRE Lin", "Certified robust error, one slope, %", ERROR),
+    ReportColumn("CRE_CROWN", "CRE CROWN", "Certified robust error, CROWN's slopes, %", ERROR),
+    ReportColumn("CRE_IBP", "CRE IBP", "Certified robust error by intervals, %", ERROR),
+    ReportColumn("ACB_Lin", "ACB Lin", "Average certified bound, all or nothing", RADIUS),
+    ReportColumn("ACB_CROWN", "ACB CROWN", "Average certified bound, CROWN's slopes", RADIUS),
+    ReportColumn("ACB_IBP", "ACB IBP", "Average certified bound by intervals", RADIUS),
+    ReportColumn("ACB_PEC", "ACB PEC", "Average certified bound by the envelope", RADIUS),
+    ReportColumn("radius_mean", "largest radius", "Mean of the largest certified radii", RADIUS),
+    ReportColumn("T_bisection", "T bisection", "Evaluations per sample of the search by bisection", COUNT),
+    ReportColumn("T_envelope", "T envelope", "Evaluations per sample of the paper's search", COUNT),
+    ReportColumn("T_root", "T root", "Evaluations per sample of polycert's search", COUNT),
+    ReportColumn("unstable", "unstable", "Units whose sign is not fixed, mean per sample", "{:.1f}"),
+    ReportColumn("parameter_norm", "norm of parameters", "Norm of all parameters", "{:.4g}"),
+    ReportColumn("seed", "seed", "Seed"),
 )
 
 
-class Cell(NamedTuple):
+class ReportCell(NamedTuple):
     """A cell: its text, the 95 % interval, and the value to sort by."""
 
     text: str
@@ -61,10 +61,10 @@ class Row(NamedTuple):
     run: int
     name: str
     remark: str
-    cells: list[Cell]
+    cells: list[ReportCell]
 
 
-def table(runs: Sequence[Run]) -> tuple[list[Column], list[Row]]:
+def table(runs: Sequence[ReportedModel]) -> tuple[list[ReportColumn], list[Row]]:
     """Columns that some record fills, and a row per record; a second one for the clean half of a leaked test set."""
     entries = [(k, run.name, remark, record) for k, run in enumerate(runs) for remark, record in _records(run)]
     columns = [item for item in COLUMNS if any(is_filled(record.get(item.key)) for *_, record in entries)]
@@ -72,7 +72,7 @@ def table(runs: Sequence[Run]) -> tuple[list[Column], list[Row]]:
     return columns, rows
 
 
-def _records(run: Run) -> Iterator[tuple[str, Record]]:
+def _records(run: ReportedModel) -> Iterator[tuple[str, Record]]:
     if run.record:
         yield "", run.record
     else:
@@ -90,11 +90,13 @@ def is_filled(value: Any) -> bool:
     return value is not None and value != ""
 
 
-def _cell(record: Record, column: Column) -> Cell:
+def _cell(record: Record, column: ReportColumn) -> ReportCell:
     value = record.get(column.key)
     intervals = record.get("intervals")
     interval = intervals.get(column.key) if isinstance(intervals, Mapping) else None
-    return Cell(show(value, column.form), show(interval, column.form) if is_pair(interval) else "", _sortable(value))
+    return ReportCell(
+        show(value, column.form), show(interval, column.form) if is_pair(interval) else "", _sortable(value)
+    )
 
 
 def is_pair(value: Any) -> bool:

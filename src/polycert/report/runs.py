@@ -35,7 +35,7 @@ class Examples:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ReportedModel:
     """A model with all that is known about it.
 
     Attributes:
@@ -66,9 +66,9 @@ class Run:
         return self.record.get(key, self.recipe.get("target" if key == "eps" else key))
 
 
-def gather(paths: Iterable[Path]) -> list[Run]:
+def gather(paths: Iterable[Path]) -> list[ReportedModel]:
     """The runs that `paths` (records, run folders, folders of either) hold, each once, in the order given."""
-    found: dict[Path, Run] = {}
+    found: dict[Path, ReportedModel] = {}
     for path in paths:
         if not path.exists():
             raise PolycertError(f"there is no {str(path)!r}: give records (.json) or folders that hold some")
@@ -85,7 +85,7 @@ def gather(paths: Iterable[Path]) -> list[Run]:
     return list(found.values())
 
 
-def _of_file(path: Path) -> Iterator[Run]:
+def _of_file(path: Path) -> Iterator[ReportedModel]:
     if path.suffix != ".json":
         raise PolycertError(f"records are .json files, got {path.name!r}: give the one that `polycert evaluate` wrote")
     content = _read_json(path)
@@ -97,7 +97,7 @@ def _of_file(path: Path) -> Iterator[Run]:
     yield _with_files(path, _finite(content))
 
 
-def _of_folder(folder: Path) -> Iterator[Run]:
+def _of_folder(folder: Path) -> Iterator[ReportedModel]:
     """The runs of a folder and of those below it."""
     if _trained(folder):
         yield from _of_training(folder)
@@ -115,20 +115,22 @@ def _trained(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("recipe.toml", "metrics.jsonl"))
 
 
-def _of_training(folder: Path) -> Iterator[Run]:
+def _of_training(folder: Path) -> Iterator[ReportedModel]:
     """One run per record of the folder; the training alone if it has none."""
     recipe, metrics = _read_recipe(folder / "recipe.toml"), _finite(read_metrics(folder / "metrics.jsonl"))
     records = [(path, content) for path in sorted(folder.glob("*.json")) if _is_record(content := _read_json(path))]
     if not records:
-        yield Run(name=folder.resolve().name, path=folder, metrics=metrics, recipe=recipe)
+        yield ReportedModel(name=folder.resolve().name, path=folder, metrics=metrics, recipe=recipe)
     for path, content in records:
         yield _with_files(path, _finite(content), metrics, recipe)
 
 
-def _with_files(path: Path, record: Record, metrics: Sequence[Record] = (), recipe: Record | None = None) -> Run:
+def _with_files(
+    path: Path, record: Record, metrics: Sequence[Record] = (), recipe: Record | None = None
+) -> ReportedModel:
     training = record.get("training")
     own = training.get("metrics", ()) if isinstance(training, Mapping) else ()
-    return Run(
+    return ReportedModel(
         name=str(record["model"]),
         path=path,
         record=record,

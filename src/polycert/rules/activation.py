@@ -62,7 +62,7 @@ class LeakyRelu(Activation):
         free = torch.where((lower < 0) & (upper > 0), steeper, chord)
         return (free, chord) if self.leak <= 1 else (chord, free)
 
-    def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """`f(z) - slope z` is extreme at the ends or at the kink, where it is 0."""
         first = self.forward(lower) - slope * lower
         second = self.forward(upper) - slope * upper
@@ -70,7 +70,7 @@ class LeakyRelu(Activation):
         unstable = (lower < 0) & (upper > 0)
         return Interval(torch.where(unstable, low.clamp(max=0), low), torch.where(unstable, high.clamp(min=0), high))
 
-    def settled(self, given: Interval) -> Tensor | None:
+    def stable(self, given: Interval) -> Tensor | None:
         """On one side of the kink."""
         return (given.lower >= 0) | (given.upper <= 0)
 
@@ -201,7 +201,7 @@ class SShaped(Activation):
         beyond = self.core_slope(near) * (near - far) >= self.core(near) - self.core(far)
         return torch.where(beyond, chord, self.core_slope(right))
 
-    def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Extreme at the ends or at the points `-t`, `t` where the slope touches.
 
         Touching points carry no gradient of their own: the derivative vanishes there, so `d extent / d slope = -+t`.

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from polycert.forms import Shape
 from polycert.rules.affine import Add, Elementwise, MatMul
-from polycert.rules.decomposition import Recipe
+from polycert.rules.decomposition import Decomposition
 from polycert.rules.indexing import Pick, places_of
 from polycert.rules.op import Call, Value, rule
 from polycert.rules.shape import Reshape
 from polycert.rules.smooth import Exp, Reciprocal, Square
 
 
-def product(shape: Shape, like: Tensor) -> Recipe:
+def product(shape: Shape, like: Tensor) -> Decomposition:
     """The product of two nodes of one shape, entry by entry."""
-    recipe = Recipe(shape, shape)
+    recipe = Decomposition(shape, shape)
     squares = [recipe.add(Square(shape), recipe.add(Add(shape, (1, sign)), 0, 1)) for sign in (1, -1)]
     gap = recipe.add(Add(shape, (1, -1)), *squares)
     quarter = torch.full((1, *shape), 0.25, dtype=like.dtype, device=like.device)
@@ -27,13 +27,13 @@ def product(shape: Shape, like: Tensor) -> Recipe:
     return recipe
 
 
-def bilinear(first: Shape, second: Shape, like: Tensor) -> Recipe:
+def bilinear(first: Shape, second: Shape, like: Tensor) -> Decomposition:
     """The matrix product of two nodes `[..., n, k]` and `[..., k, m]`."""
     *outer, n, k = first
     m = second[-1]
     if list(second[:-1]) != [*outer, k]:
         raise ValueError(f"matrices of shapes {first} and {second} do not fit")
-    recipe = Recipe(first, second)
+    recipe = Decomposition(first, second)
     wide = (*outer, n, m, k)
     left = places_of(first, like).unsqueeze(-2).expand(wide)
     right = places_of(second, like).transpose(-1, -2).unsqueeze(-3).expand(wide)
@@ -43,16 +43,16 @@ def bilinear(first: Shape, second: Shape, like: Tensor) -> Recipe:
     return recipe
 
 
-def sum_last(recipe: Recipe, node: int, like: Tensor) -> int:
+def sum_last(recipe: Decomposition, node: int, like: Tensor) -> int:
     """The sum over the last axis, which stays with size 1."""
     shape = recipe.shapes[node]
     ones = torch.ones(1, shape[-1], dtype=like.dtype, device=like.device)
     return recipe.add(MatMul(ones, None, shape, (*shape[:-1], 1)), node)
 
 
-def softmax(shape: Shape, like: Tensor) -> Recipe:
+def softmax(shape: Shape, like: Tensor) -> Decomposition:
     """Over the last axis: `1 / sum_j exp(z_j - z_i)`, a sum that is at least 1."""
-    recipe = Recipe(shape)
+    recipe = Decomposition(shape)
     size = shape[-1]
     places = places_of(shape, like)
     wide = (*shape, size)
@@ -66,7 +66,7 @@ def softmax(shape: Shape, like: Tensor) -> Recipe:
 
 
 @rule("aten.softmax.int", "aten._softmax.default")
-def _softmax(call: Call) -> Recipe:
+def _softmax(call: Call) -> Decomposition:
     axis, rank = call.get(1, "dim"), len(call.out_shape)
     if axis not in (-1, rank):
         raise ValueError("softmax inside a network is supported over the last axis only")
@@ -74,7 +74,7 @@ def _softmax(call: Call) -> Recipe:
 
 
 @rule("aten.bmm.default")
-def _bmm(call: Call) -> Recipe:
+def _bmm(call: Call) -> Decomposition:
     if not all(isinstance(value, Value) for value in call.args[:2]):
         raise ValueError("a product with one constant for each sample is not supported")
     return bilinear(call.in_shapes[0], call.in_shapes[1], call.like)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polycert.forms import Form, Identity, Patches, Selected, Shape, Windowed, Windows
-from polycert.rules.conv_adjoint import Geometry, Overlaid, Pair, Transposed, dilated, interleaved
+from polycert.forms import Form, Identity, Patches, Selected, SelectedPatches, Shape, Windowed
+from polycert.rules.conv_adjoint import ConvGeometry, Overlaid, Pair, Transposed, dilated, interleaved
 from polycert.rules.op import Affine, Call, rule
 from polycert.runtime.autograd import apply
 
@@ -73,8 +73,8 @@ class Conv2d(Affine):
         return self._apply(values, self.weight.abs())
 
     @cached_property
-    def _geometry(self) -> Geometry:
-        return Geometry(self.in_shape, self.stride, self.padding, self.dilation, self.groups)
+    def _geometry(self) -> ConvGeometry:
+        return ConvGeometry(self.in_shape, self.stride, self.padding, self.dilation, self.groups)
 
     @cached_property
     def _interleaved(self) -> Tensor | None:
@@ -101,7 +101,7 @@ class Conv2d(Affine):
         channel, line, column = form.points()
         coef, grid = form.times(self.kernel.transpose(1, 2)[channel]), (self.out_shape[1], self.out_shape[2])
         masked = self.padding == (0, 0)
-        return Windows(coef, self.in_shape, grid, self.stride, self.padding, masked, form.index, line, column)
+        return SelectedPatches(coef, self.in_shape, grid, self.stride, self.padding, masked, form.index, line, column)
 
     def pull_windowed(self, form: Windowed) -> Form:
         """A window of windows is a window: one product with the kernel's own small matrix."""

@@ -26,7 +26,7 @@ BLOCK, STEP = 128, 8  # rows at a time at most; the last ones are filled up to a
 CACHED = 2**20  # numbers of a block that stay in the cache between the library's own passes over them
 
 
-class Geometry(NamedTuple):
+class ConvGeometry(NamedTuple):
     """Of the convolution itself, whose input the rows go back to."""
 
     in_shape: Shape
@@ -40,7 +40,7 @@ class Transposed(torch.autograd.Function):
     """`[rows, *out_shape]` to `[rows, *in_shape]`; its gradient is the convolution."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, kernel: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, kernel: Tensor | None, geometry: ConvGeometry) -> Tensor:
         """Block by block into one result; `kernel` is the weight `interleaved`."""
         ctx.save_for_backward(rows, weight)
         ctx.geometry = geometry
@@ -115,7 +115,7 @@ def filled(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, 0, 0, 0, 0, 0, 0, lacking)) if lacking else rows.contiguous()
 
 
-def interleaved(weight: Tensor, geometry: Geometry) -> Tensor | None:
+def interleaved(weight: Tensor, geometry: ConvGeometry) -> Tensor | None:
     """`[in * sh * sw, out / groups, th, tw]`: tap t of remainder r is the kernel's entry `t * stride + r`, reversed.
 
     None without a stride, where the library's own transposed convolution is as fast or faster.
@@ -155,13 +155,13 @@ def dilated(weight: Tensor, dilation: Pair) -> Tensor:
     return wide
 
 
-def _transposed(rows: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def _transposed(rows: Tensor, weight: Tensor, geometry: ConvGeometry) -> Tensor:
     """One block by the library's own."""
     _, stride, padding, dilation, groups = geometry
     return F.conv_transpose2d(rows, weight, None, stride, padding, 0, groups, dilation)
 
 
-def _spread(rows: Tensor, kernel: Tensor, image: Tensor, geometry: Geometry) -> None:
+def _spread(rows: Tensor, kernel: Tensor, image: Tensor, geometry: ConvGeometry) -> None:
     """One block: the convolution, then each remainder's pixels to their places."""
     th, tw = kernel.shape[2:]
     found = F.conv2d(rows, kernel, padding=(th - 1, tw - 1), groups=geometry.groups).contiguous()
@@ -185,7 +185,7 @@ def _found(rows: Tensor, kernel: Tensor) -> Pair:
 
 
 @cache
-def _covered(geometry: Geometry, found: Pair) -> bool:
+def _covered(geometry: ConvGeometry, found: Pair) -> bool:
     """Whether every pixel of the image is written."""
     sizes = [
         sum(len(range(size)[to]) for to, _ in _places_along(geometry, axis, found[axis]))
@@ -195,7 +195,7 @@ def _covered(geometry: Geometry, found: Pair) -> bool:
 
 
 @cache
-def _places(geometry: Geometry, found: Pair) -> list[tuple[int, int, int, int]]:
+def _places(geometry: ConvGeometry, found: Pair) -> list[tuple[int, int, int, int]]:
     """For each remainder, where its pixels begin in the image and the results for them in theirs, and how many."""
     lines, columns = (_places_along(geometry, axis, found[axis]) for axis in (0, 1))
     width, (high, wide) = geometry.in_shape[2], found
@@ -211,7 +211,7 @@ def _places(geometry: Geometry, found: Pair) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def _places_along(geometry: Geometry, axis: int, found: int) -> list[tuple[slice, slice]]:
+def _places_along(geometry: ConvGeometry, axis: int, found: int) -> list[tuple[slice, slice]]:
     """Along one axis, for each remainder: its pixels, and the results for them.
 
     Result m is for pixel `m * stride + remainder - padding`.

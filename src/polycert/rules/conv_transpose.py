@@ -9,7 +9,7 @@ from torch import Tensor
 from polycert.forms import Shape
 from polycert.rules.conv1d import as_image, in_lines, pair_of
 from polycert.rules.conv2d import Conv2d
-from polycert.rules.decomposition import Recipe
+from polycert.rules.decomposition import Decomposition
 from polycert.rules.op import Affine, Call, rule
 
 
@@ -54,7 +54,7 @@ class ConvTranspose2d(Affine):
 
 
 @rule("aten.conv_transpose2d.input", "aten.conv_transpose1d.default")
-def _conv_transpose(call: Call) -> ConvTranspose2d | Recipe:
+def _conv_transpose(call: Call) -> ConvTranspose2d | Decomposition:
     weight, offset, groups = call.get(1, "weight"), call.get(2, "bias"), call.get(6, "groups", 1)
     stride, padding, dilation = call.get(3, "stride", 1), call.get(4, "padding", 0), call.get(7, "dilation", 1)
     flat = weight.dim() == 3

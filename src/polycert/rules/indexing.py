@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polycert.forms import Dense, Form, Shape
 from polycert.rules.affine import Elementwise
-from polycert.rules.decomposition import Recipe
+from polycert.rules.decomposition import Decomposition
 from polycert.rules.op import Call, Interval, Linear, Value, rule
 from polycert.rules.shape import Exact, Reshape
 from polycert.sets.rounding import Rounding
@@ -148,9 +148,9 @@ def _cat(call: Call) -> Concat:
 
 
 @rule("aten.stack.default")
-def _stack(call: Call) -> Recipe:
+def _stack(call: Call) -> Decomposition:
     axis = _axis(call, 1, len(call.out_shape) + 1)
-    recipe = Recipe(*call.in_shapes)
+    recipe = Decomposition(*call.in_shapes)
     shape = call.in_shapes[0]
     tall = (*shape[:axis], 1, *shape[axis:])
     parts = [recipe.add(Reshape(shape, tall), k) for k in range(len(call.in_shapes))]
@@ -176,7 +176,7 @@ def _select(call: Call) -> Pick:
 
 
 @rule("aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.unbind.int")
-def _split(call: Call) -> Recipe:
+def _split(call: Call) -> Decomposition:
     shape = call.in_shapes[0]
     places = places_of(shape, call.like)
     if "unbind" in call.target:
@@ -184,13 +184,13 @@ def _split(call: Call) -> Recipe:
     else:
         cut = torch.chunk if "chunk" in call.target else torch.split
         parts = cut(places, call.args[1], _axis(call, 2, len(shape) + 1))
-    recipe = Recipe(shape)
+    recipe = Decomposition(shape)
     recipe.several = tuple(recipe.add(Pick.of(part, shape), 0) for part in parts)
     return recipe
 
 
 @rule("aten.pad.default", "aten.constant_pad_nd.default")
-def _pad(call: Call) -> Pick | Recipe:
+def _pad(call: Call) -> Pick | Decomposition:
     shape, sides = call.in_shapes[0], list(call.get(1, "pad"))
     constant = "constant_pad" in call.target
     value = float((call.get(2, "value", 0) if constant else call.get(3, "value")) or 0)
@@ -202,7 +202,7 @@ def _pad(call: Call) -> Pick | Recipe:
     pick = Pick.of(places, shape)
     if value == 0:
         return pick
-    recipe = Recipe(shape)
+    recipe = Decomposition(shape)
     shift = (places == NOTHING).to(call.like).unsqueeze(0) * value
     recipe.add(Elementwise(None, shift, pick.out_shape), recipe.add(pick, 0))
     return recipe

@@ -16,7 +16,7 @@ from polycert.forms import Differences, Form, Identity, Selected, Shape, Windowe
 from polycert.sets.rounding import Rounding, at_least, at_most
 
 if TYPE_CHECKING:
-    from polycert.rules.decomposition import Recipe
+    from polycert.rules.decomposition import Decomposition
 
 
 class Interval(NamedTuple):
@@ -285,13 +285,13 @@ class Activation(Op):
         """CROWN's slopes of the lower and the upper line."""
 
     @abstractmethod
-    def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Smallest and largest value of `f(z) - slope z` on the interval."""
 
     def parallel(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Interval]:
         """The chord's slope, and the extent for it."""
         slope = self.chord(lower, upper)
-        return slope, self.extent(slope, lower, upper)
+        return slope, self.offset_range(slope, lower, upper)
 
     @abstractmethod
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ class Activation(Op):
         """
         return self.peak(given.lower, given.upper) + (slope.abs() + torch.finfo(slope.dtype).tiny) * given.magnitude
 
-    def settled(self, given: Interval) -> Tensor | None:
+    def stable(self, given: Interval) -> Tensor | None:
         """Where the function is straight on the interval, so that a tighter interval changes nothing; None: nowhere."""
         return None
 
@@ -366,7 +366,7 @@ class Value:
 
 
 # A rule gives an op, or a recipe of several (see `rules/decomposition.py`).
-Builder = Callable[[Call], Union[Op, "Recipe"]]
+Builder = Callable[[Call], Union[Op, "Decomposition"]]
 RULES: dict[str, Builder] = {}
 
 

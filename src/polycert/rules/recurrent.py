@@ -14,7 +14,7 @@ from polycert.forms import Shape
 from polycert.rules.activation import Relu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul
 from polycert.rules.bilinear import product
-from polycert.rules.decomposition import Recipe
+from polycert.rules.decomposition import Decomposition
 from polycert.rules.indexing import Concat, Pick, places_of
 from polycert.rules.op import Call, Op, Value, rule
 from polycert.rules.shape import Reshape
@@ -36,10 +36,10 @@ class Weights(NamedTuple):
         return int(self.hidden.shape[1])
 
 
-class Cell:
+class CellBuilder:
     """Builds one step after the other into a recipe."""
 
-    def __init__(self, recipe: Recipe, weights: Weights) -> None:
+    def __init__(self, recipe: Decomposition, weights: Weights) -> None:
         self.recipe, self.weights = recipe, weights
         self.shape: Shape = (weights.size,)
         self.like = weights.hidden.new_empty(0)
@@ -126,21 +126,21 @@ class Cell:
         return self.recipe.add(Relu(self.shape), self.sums(x, state[0])[0]), None
 
 
-KINDS: dict[str, Callable[[Cell, int, State], State]] = {
-    "lstm": Cell.lstm,
-    "gru": Cell.gru,
-    "rnn_tanh": Cell.rnn_tanh,
-    "rnn_relu": Cell.rnn_relu,
+KINDS: dict[str, Callable[[CellBuilder, int, State], State]] = {
+    "lstm": CellBuilder.lstm,
+    "gru": CellBuilder.gru,
+    "rnn_tanh": CellBuilder.rnn_tanh,
+    "rnn_relu": CellBuilder.rnn_relu,
 }
 
 
-def unrolled(kind: str, layers: list[Weights], shape: Shape, like: Tensor) -> Recipe:
+def unrolled(kind: str, layers: list[Weights], shape: Shape, like: Tensor) -> Decomposition:
     """Layers over `[length, inputs]`, giving the states `[length, hidden]` of the last one."""
-    recipe = Recipe(shape)
+    recipe = Decomposition(shape)
     places = places_of(shape, like)
     steps = [recipe.add(Pick.of(places[t], shape), 0) for t in range(shape[0])]
     for weights in layers:
-        cell = Cell(recipe, weights)
+        cell = CellBuilder(recipe, weights)
         state: State = (None, None)
         outputs: list[int] = []
         for x in steps:
@@ -158,7 +158,7 @@ def _zero(value: Any) -> bool:
 
 
 @rule("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input")
-def _layers(call: Call) -> Recipe:
+def _layers(call: Call) -> Decomposition:
     kind = call.target.split(".")[1]
     states = call.args[1] if kind == "lstm" else [call.args[1]]
     params, biased, count = list(call.args[2]), bool(call.args[3]), int(call.args[4])
@@ -179,10 +179,10 @@ def _weights(params: list[Tensor]) -> Weights:
 
 
 @rule("aten.lstm_cell.default", "aten.gru_cell.default", "aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default")
-def _cell(call: Call) -> Op | Recipe:
+def _cell(call: Call) -> Op | Decomposition:
     kind = call.target.split(".")[1].removesuffix("_cell")
     given = list(call.args[1]) if kind == "lstm" else [call.args[1]]
-    recipe = Recipe(*call.in_shapes)
+    recipe = Decomposition(*call.in_shapes)
     state: list[int | None] = [None, None]
     place = 1
     for k, value in enumerate(given):
@@ -190,7 +190,7 @@ def _cell(call: Call) -> Op | Recipe:
             state[k], place = place, place + 1
         elif not _zero(value):
             raise ValueError("a constant state of a recurrent cell must be zero")
-    cell = Cell(recipe, _weights([p for p in call.args[2:6] if p is not None]))
+    cell = CellBuilder(recipe, _weights([p for p in call.args[2:6] if p is not None]))
     new = KINDS[kind](cell, 0, (state[0], state[1]))
     if kind == "lstm":
         recipe.several = tuple(p for p in new if p is not None)

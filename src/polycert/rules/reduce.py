@@ -10,14 +10,14 @@ from torch import Tensor
 
 from polycert.forms import Shape
 from polycert.rules.affine import MatMul, Mean
-from polycert.rules.decomposition import Recipe
+from polycert.rules.decomposition import Decomposition
 from polycert.rules.op import Call, rule
 from polycert.rules.shape import Permute, Reshape
 
 
-def reduction(shape: Shape, axes: Sequence[int], out_shape: Shape, like: Tensor, *, mean: bool) -> Recipe:
+def reduction(shape: Shape, axes: Sequence[int], out_shape: Shape, like: Tensor, *, mean: bool) -> Decomposition:
     """The sum or mean over some axes (counted without the batch), in the shape `out_shape`."""
-    recipe = Recipe(shape)
+    recipe = Decomposition(shape)
     others = [k for k in range(len(shape)) if k not in axes]
     order = (*others, *sorted(axes))
     count = math.prod(shape[k] for k in axes)
@@ -34,7 +34,7 @@ def reduction(shape: Shape, axes: Sequence[int], out_shape: Shape, like: Tensor,
 
 
 @rule("aten.mean.dim", "aten.sum.dim_IntList")
-def _reduce(call: Call) -> Recipe:
+def _reduce(call: Call) -> Decomposition:
     rank = len(call.in_shapes[0]) + 1
     dims = call.get(1, "dim")
     axes = list(range(1, rank)) if not dims else [d % rank for d in ([dims] if isinstance(dims, int) else dims)]

@@ -22,7 +22,7 @@ CLOSE = 1e-3  # ends closer than this: a difference quotient cancels, the deriva
 
 
 @dataclass(frozen=True, eq=False)
-class Curve(Activation):
+class SmoothActivation(Activation):
     """A function with a derivative."""
 
     out_shape: Shape
@@ -42,7 +42,7 @@ class Curve(Activation):
     def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
         """The extent without a slope."""
         lower, upper = inputs[0]
-        bottom, top = self.extent(torch.zeros_like(lower), lower, upper)
+        bottom, top = self.offset_range(torch.zeros_like(lower), lower, upper)
         if rounding is None:
             return Interval(bottom, top)
         error = rounding.library(self.sizes(torch.zeros_like(lower), inputs[0]))
@@ -59,28 +59,28 @@ class Curve(Activation):
         with torch.no_grad():
             middle = (lower + upper) / 2
             slopes = torch.stack([self.chord(lower, upper), *(self.slope(z) for z in (lower, middle, upper))])
-            low, high = self.extent(slopes, lower.expand_as(slopes), upper.expand_as(slopes))
+            low, high = self.offset_range(slopes, lower.expand_as(slopes), upper.expand_as(slopes))
             below = (slopes * middle + low).argmax(0, keepdim=True)
             above = (slopes * middle + high).argmin(0, keepdim=True)
             return slopes.gather(0, below)[0], slopes.gather(0, above)[0]
 
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """The extent without a slope."""
-        return self.extent(torch.zeros_like(lower), lower, upper).magnitude
+        return self.offset_range(torch.zeros_like(lower), lower, upper).magnitude
 
     def sizes(self, slope: Tensor, given: Interval) -> Tensor:
         """Three times as large: the derivative at a touching point, times the width, is rounded as well."""
         return 3 * super().sizes(slope, given)
 
 
-class Convex(Curve):
+class Convex(SmoothActivation):
     """A convex function whose derivative can be inverted."""
 
     @abstractmethod
     def touching(self, slope: Tensor) -> Tensor:
         """The point with `f'(z) = slope`, or on the side where it would be; any other point only loosens."""
 
-    def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Largest at an end, least where the slope touches or at an end."""
         first, second = self.value(lower) - slope * lower, self.value(upper) - slope * upper
         with torch.no_grad():
@@ -120,9 +120,9 @@ class Softplus(Convex):
     threshold = 20.0
     missing = 2.1e-9
 
-    def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """As of any convex function, and lower where torch's own may be lower."""
-        low, high = super().extent(slope, lower, upper)
+        low, high = super().offset_range(slope, lower, upper)
         return Interval(low - self.missing * (upper > self.threshold).to(low), high)
 
     def value(self, z: Tensor) -> Tensor:
@@ -197,18 +197,18 @@ class Reciprocal(Convex):
         """Over the part where values can lie."""
         return super().adaptive(lower.clamp(min=1), upper.clamp(min=1))
 
-    def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Over the part where values can lie."""
-        return super().extent(slope, lower.clamp(min=1), upper.clamp(min=1))
+        return super().offset_range(slope, lower.clamp(min=1), upper.clamp(min=1))
 
 
-class Bump(Curve):
+class Bump(SmoothActivation):
     """Convex in `[-bend, bend]`, concave beyond, and straight further out than `reach` to all digits."""
 
     bend: float
     reach: float
 
-    def extent(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """At the ends, at a touching point of the convex part, or at one of each concave part."""
         first, second = self.value(lower) - slope * lower, self.value(upper) - slope * upper
         low, high = torch.minimum(first, second), torch.maximum(first, second)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-class _Forgetful:
+class _NoContext:
     """Stands for autograd's notebook where nothing has to be remembered: forwards use no more of it than this."""
 
     def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
@@ -18,4 +18,4 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """`function.apply`, or its forward alone where gradients are off: autograd's part costs as much as a product."""
     if torch.is_grad_enabled():
         return function.apply(*arguments)
-    return function.forward(_Forgetful(), *arguments)
+    return function.forward(_NoContext(), *arguments)

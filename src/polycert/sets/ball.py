@@ -21,7 +21,7 @@ from polycert.sets.geometry import dual_norm, largest_drop, power_norm, signed_p
 from polycert.sets.rounding import Rounding, difference_up, number_up, outward, round_down, round_up
 
 Array = Tensor | np.ndarray
-Extremes = tuple[Tensor, Tensor]
+Concretised = tuple[Tensor, Tensor]
 Minimum = Literal["open", "joint", "either"]
 JOINT_NUMBERS = 2**22  # numbers that the joint minimum works on at a time
 LEAST_NORM = 1.05  # of open balls: powers of a larger dual order underflow, and bound less on trained networks
@@ -168,7 +168,7 @@ class Region:
         """The largest size of each coordinate: `[batch, *shape]`."""
         return self.box.magnitude
 
-    def extremes(self, form: Form, rounding: Rounding | None = None, *, joint: bool = False) -> Extremes:
+    def concretise(self, form: Form, rounding: Rounding | None = None, *, joint: bool = False) -> Concretised:
         """Bounds of every row of a form over the set: two tensors `[batch, rows]`.
 
         With `rounding`, what the radius loses is covered here; the caller covers the sums over the coordinates.
@@ -200,7 +200,7 @@ class Region:
             values = values.expand(-1, form.align(self.x[:1]).shape[1], -1)
         return form.collect(values)
 
-    def _open(self, form: Form) -> Extremes:
+    def _open(self, form: Form) -> Concretised:
         """How far each row can fall and rise in the ball if coordinates without room in that direction stay put.
 
         The dual norm of the coordinates that may move: two products, even where all samples share the coefficients.
@@ -222,7 +222,7 @@ class Region:
         alone = self._ball_alone(form)
         return torch.minimum(drops[0], alone), torch.minimum(drops[1], alone)
 
-    def _joint(self, form: Form, relative: float) -> Extremes:
+    def _joint(self, form: Form, relative: float) -> Concretised:
         """The exact minimum and maximum over ball and box together."""
         at_x = form.dot(self.x)
         if self.low is None and self.high is None:
@@ -350,7 +350,7 @@ def _exponent_error(form: Form) -> float:
     return -2 * math.log(kind.tiny) * kind.eps
 
 
-def _around(middle: Tensor, spread: Tensor, widen: float) -> Extremes:
+def _around(middle: Tensor, spread: Tensor, widen: float) -> Concretised:
     """`middle -+ widen spread`."""
     wide = spread if widen == 1 else spread * widen
     return middle - wide, middle + wide

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class TrainingSet:
     """The training set in two parts; the test set is never opened here."""
 
     x: Tensor
@@ -36,7 +36,7 @@ class Samples:
     validation: Tensor
 
     @staticmethod
-    def load(recipe: Recipe, directory: Path | None = None, device: torch.device | None = None) -> Samples:
+    def load(recipe: Recipe, directory: Path | None = None, device: torch.device | None = None) -> TrainingSet:
         """Read the training set and hold out the validation samples, the same ones for every seed."""
         found = data.load(recipe.dataset, "train", directory)
         training, validation = split(len(found), recipe.validation)
@@ -45,7 +45,7 @@ class Samples:
                 f"recipe: key 'batch': must be at most {len(training)}, the training samples that "
                 f"validation = {recipe.validation} leaves of {len(found)}, got {recipe.batch}"
             )
-        return Samples(found.x.to(device), found.y.to(device), training, validation)
+        return TrainingSet(found.x.to(device), found.y.to(device), training, validation)
 
     def steps(self, recipe: Recipe) -> int:
         """Whole batches of an epoch; what is left over takes part in another epoch."""

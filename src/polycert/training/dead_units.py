@@ -26,7 +26,7 @@ IDLE = 0.01  # of the largest effect on the next layer: units with less are idle
 
 
 @torch.no_grad()
-def revive(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: int) -> int:
+def revive_dead_units(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: int) -> int:
     """Make copies of living units of idle ones, layer by layer; how many.
 
     Args:

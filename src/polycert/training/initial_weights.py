@@ -14,7 +14,7 @@ from polycert.training.recipe import Recipe
 from polycert.training.recipe_files import read_recipe
 
 
-class Start(NamedTuple):
+class InitialWeights(NamedTuple):
     """A model's file, and where its recipe is if there is one."""
 
     model: Path
@@ -55,12 +55,12 @@ def _refused(why: str) -> PolycertError:
     return PolycertError(f"recipe: key 'start': {why}")
 
 
-def _find(start: str) -> Start:
+def _find(start: str) -> InitialWeights:
     path = Path(start)
     if path.is_file():
-        return Start(path, path.with_name("recipe.toml"))
+        return InitialWeights(path, path.with_name("recipe.toml"))
     if start not in zoo.names():
         raise _refused(f"{start!r} is neither a file nor a model of the zoo: polycert zoo lists those")
     found = zoo.entry(start)
     found.verify()
-    return Start(found.path(), found.path(zoo.RECIPE))
+    return InitialWeights(found.path(), found.path(zoo.RECIPE))

@@ -21,8 +21,8 @@ from polycert.models.architectures import ARCHITECTURES, Architecture, build
 from polycert.models.model_files import save
 from polycert.runtime.distributed import Processes
 from polycert.sets.ball import Ball
-from polycert.training.batches import Batch, Samples
-from polycert.training.dead_units import revive
+from polycert.training.batches import Batch, TrainingSet
+from polycert.training.dead_units import revive_dead_units
 from polycert.training.initial_weights import begin_with
 from polycert.training.recipe import Recipe
 from polycert.training.recipe_files import to_toml
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 LOOK = 1000  # samples that tell idle units from living ones
 
 
-class Moment(NamedTuple):
+class TrainingProgress(NamedTuple):
     """What a progress report is told after every step, and once more after every epoch with its metrics."""
 
     step: int
@@ -45,7 +45,7 @@ class Moment(NamedTuple):
     metrics: dict[str, Any] | None = None
 
 
-Report = Callable[[Moment], None]
+Report = Callable[[TrainingProgress], None]
 
 
 class Diverged(PolycertError):
@@ -70,7 +70,7 @@ class Run:
     """A run in progress."""
 
     recipe: Recipe
-    samples: Samples
+    samples: TrainingSet
     folder: RunFolder
     processes: Processes
     module: nn.Sequential
@@ -97,7 +97,7 @@ class Run:
         begin_with(self.module, recipe, recipe.start)
         if recipe.revive is not None:
             seen = self.samples.x[self.samples.training[:LOOK]]
-            count = revive(self.module, seen, recipe.ball(), recipe.revive, recipe.seed)
+            count = revive_dead_units(self.module, seen, recipe.ball(), recipe.revive, recipe.seed)
             log.info("%d idle units of %s became copies of living ones", count, recipe.start)
         self._follow(1.0)
 
@@ -146,7 +146,7 @@ class Run:
             except FloatingPointError:
                 raise Diverged(self._not_finite(epoch, k)) from None
             total += loss.double().cpu()
-            report(Moment(epoch * steps + k + 1, self.recipe.epochs * steps, epoch, float(loss)))
+            report(TrainingProgress(epoch * steps + k + 1, self.recipe.epochs * steps, epoch, float(loss)))
         if not all(bool(torch.isfinite(p).all()) for p in self.module.parameters()):  # no later step shows it
             raise Diverged(self._not_finite(epoch, steps - 1))
         trained = time.perf_counter() - clock
@@ -208,7 +208,7 @@ def prepare(
         raise PolycertError(
             f"recipe: key 'batch': must be at least {processes.count}, one sample for each process, got {recipe.batch}"
         )
-    samples = Samples.load(recipe, data_dir, device)
+    samples = TrainingSet.load(recipe, data_dir, device)
     shape = tuple(samples.x.shape[1:])
     architecture = ARCHITECTURES[recipe.architecture](shape, activation=recipe.activation)
     with torch.random.fork_rng(devices=[]):
@@ -262,5 +262,5 @@ def train(
         row = run.epoch(epoch, report)
         if run.processes.first:
             run.keep(epoch, row)
-        report(Moment((epoch + 1) * steps, run.recipe.epochs * steps, epoch, row["loss"], row))
+        report(TrainingProgress((epoch + 1) * steps, run.recipe.epochs * steps, epoch, row["loss"], row))
     return row

@@ -12,7 +12,7 @@ from polycert.losses import AT, IBP, KW, L1, MMR, MTLIBP, MTLKW, PER, CrownIBP, 
 Values = Mapping[str, Any]
 
 
-class Method(NamedTuple):
+class TrainingMethod(NamedTuple):
     """The keys that a method needs, those it may take, and the loss for their values."""
 
     needs: tuple[str, ...]
@@ -32,20 +32,20 @@ _MMR = (
 )
 ATTACK_KEYS = ("attack_steps", "attack_step")
 
-METHODS: dict[str, Method] = {
-    "plain": Method((), (), _loss(Plain)),
-    "at": Method((), ATTACK_KEYS, _loss(AT)),
-    "kw": Method((), ("subsample",), _loss(KW)),
-    "ibp": Method(("kappa",), ("subsample",), _loss(IBP)),
-    "c-ibp": Method(("kappa", "beta"), ("subsample",), _loss(CrownIBP)),
-    "mmr": Method(_MMR[0], _MMR[1], _loss(MMR), piecewise_linear=True),
-    "mmr+at": Method(_MMR[0], _MMR[1] + ATTACK_KEYS, _loss(MMR, at=True), piecewise_linear=True),
-    "c-per": Method(_PER[0], _PER[1], _loss(PER)),
-    "c-per+at": Method(_PER[0], _PER[1] + ATTACK_KEYS, _loss(PER, at=True)),
-    "i-per": Method(_PER[0], _PER[1], _loss(PER, method="forward")),
-    "i-per+at": Method(_PER[0], _PER[1] + ATTACK_KEYS, _loss(PER, method="forward", at=True)),
-    "mtl-ibp": Method(("mix",), ("subsample", *ATTACK_KEYS), _loss(MTLIBP)),
-    "mtl-kw": Method(("mix",), ("subsample", *ATTACK_KEYS), _loss(MTLKW)),
+METHODS: dict[str, TrainingMethod] = {
+    "plain": TrainingMethod((), (), _loss(Plain)),
+    "at": TrainingMethod((), ATTACK_KEYS, _loss(AT)),
+    "kw": TrainingMethod((), ("subsample",), _loss(KW)),
+    "ibp": TrainingMethod(("kappa",), ("subsample",), _loss(IBP)),
+    "c-ibp": TrainingMethod(("kappa", "beta"), ("subsample",), _loss(CrownIBP)),
+    "mmr": TrainingMethod(_MMR[0], _MMR[1], _loss(MMR), piecewise_linear=True),
+    "mmr+at": TrainingMethod(_MMR[0], _MMR[1] + ATTACK_KEYS, _loss(MMR, at=True), piecewise_linear=True),
+    "c-per": TrainingMethod(_PER[0], _PER[1], _loss(PER)),
+    "c-per+at": TrainingMethod(_PER[0], _PER[1] + ATTACK_KEYS, _loss(PER, at=True)),
+    "i-per": TrainingMethod(_PER[0], _PER[1], _loss(PER, method="forward")),
+    "i-per+at": TrainingMethod(_PER[0], _PER[1] + ATTACK_KEYS, _loss(PER, method="forward", at=True)),
+    "mtl-ibp": TrainingMethod(("mix",), ("subsample", *ATTACK_KEYS), _loss(MTLIBP)),
+    "mtl-kw": TrainingMethod(("mix",), ("subsample", *ATTACK_KEYS), _loss(MTLKW)),
 }
 OWN_KEYS = sorted({key for method in METHODS.values() for key in method.needs + method.takes})
 

@@ -115,7 +115,7 @@ class Ramp(Schedule):
         return self.model_copy(update={"begin": self.begin * factor, "end": self.end * factor})
 
 
-class Linear(Ramp):
+class LinearRamp(Ramp):
     """A straight ramp, up or down."""
 
     kind: Literal["linear"]
@@ -145,7 +145,7 @@ class Cosine(Ramp):
         return (1 - math.cos(math.pi * share)) / 2
 
 
-class Step(Schedule):
+class StepDecay(Schedule):
     """`first`, times `factor` from each of the `epochs` on."""
 
     kind: Literal["step"]
@@ -157,7 +157,7 @@ class Step(Schedule):
         """Constant between steps."""
         return self.first * self.factor ** sum(time >= epoch for epoch in self.epochs)
 
-    def stretched(self, factor: float) -> Step:
+    def stretched(self, factor: float) -> StepDecay:
         """The steps move along."""
         return self.model_copy(update={"epochs": tuple(epoch * factor for epoch in self.epochs)})
 
@@ -210,7 +210,7 @@ def _to_plain(schedule: Schedule) -> Any:
 
 
 AnySchedule = Annotated[
-    Annotated[Constant | Doubling | Linear | Smooth | Cosine | Step | Points, Field(discriminator="kind")],
+    Annotated[Constant | Doubling | LinearRamp | Smooth | Cosine | StepDecay | Points, Field(discriminator="kind")],
     BeforeValidator(_from_number),
     PlainSerializer(_to_plain),
 ]

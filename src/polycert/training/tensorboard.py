@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from polycert.errors import PolycertError
-from polycert.training.loop import Moment
+from polycert.training.loop import TrainingProgress
 
 
-def board(folder: Path) -> Callable[[Moment], None]:
+def tensorboard_report(folder: Path) -> Callable[[TrainingProgress], None]:
     """A report that writes each epoch's metrics into `folder`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -22,7 +22,7 @@ def board(folder: Path) -> Callable[[Moment], None]:
     def writer() -> Any:  # makes the folder: not before a first epoch is done
         return SummaryWriter(str(folder / "tensorboard"))
 
-    def report(moment: Moment) -> None:
+    def report(moment: TrainingProgress) -> None:
         if moment.metrics is None:
             return
         for key, value in moment.metrics.items():

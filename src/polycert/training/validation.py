@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polycert.attacks.pgd import descend, margin_of
+from polycert.attacks.pgd import margin_of, pgd_attack
 from polycert.certification.certify import envelope
 from polycert.graph import Graph, Network
 from polycert.sets.ball import Ball
@@ -34,7 +34,7 @@ def _proved(net: Network, graph: Graph, x: Tensor, y: Tensor, ball: Ball) -> Ten
 
     Networks trained by intervals are often proved by nothing else.
     """
-    struck = descend(graph, ball.at(x), y, x, steps=1, step=1.0)
+    struck = pgd_attack(graph, ball.at(x), y, x, steps=1, step=1.0)
     left = (margin_of(graph.forward(struck), y) > 0).nonzero().squeeze(1)
     proved = torch.zeros_like(y, dtype=torch.bool)
     for method in ("ibp", "crown"):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.verification.dual_bound import OFF, ON, Aim, Multipliers, multipliers, unit_minima, worst_inputs
+from polycert.verification.dual_bound import OFF, ON, DualObjective, Multipliers, multipliers, unit_minima, worst_inputs
 from polycert.verification.nodes import Nodes
 from polycert.verification.reduced_problem import Reduced
 
@@ -31,7 +31,7 @@ class Ascent(NamedTuple):
     gaps: Tensor  # [nodes, units]: a mean over the steps
 
 
-class Point(NamedTuple):
+class DualPoint(NamedTuple):
     """The bound at some multipliers, its derivatives, and the inputs that make it so low."""
 
     value: Tensor  # [nodes]
@@ -57,7 +57,7 @@ def ascend(problem: Reduced, nodes: Nodes, *, steps: int, goal: float = math.inf
     members = problem.members[nodes.clause]
     single = bool((members.sum(1) == 1).all())
     alpha, beta, weight = nodes.alpha, nodes.beta, nodes.weight
-    aim = Aim.of(problem, weight)
+    aim = DualObjective.of(problem, weight)
     scale = _typical(problem, nodes, aim)
     movers = [Adam.like(part) for part in (alpha, beta, weight)]
     best, inputs, gaps = nodes, nodes.alpha, torch.zeros_like(alpha)
@@ -75,11 +75,11 @@ def ascend(problem: Reduced, nodes: Nodes, *, steps: int, goal: float = math.inf
         if not single:
             moved = (weight + rate * movers[2].direction(at.by_rows(problem))).clamp_(min=1e-6) * members
             weight = moved / moved.sum(1, keepdim=True)
-            aim = Aim.of(problem, weight)
+            aim = DualObjective.of(problem, weight)
     return Ascent(best, inputs, gaps)
 
 
-def look(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, aim: Aim) -> Point:
+def look(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, aim: DualObjective) -> DualPoint:
     """The bound, and its derivatives by slopes, split multipliers and weights."""
     at = multipliers(problem, split, alpha, beta, aim)
     slope = problem.direct.back(at.nu).add_(aim.direct)
@@ -90,7 +90,7 @@ def look(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, aim: Aim)
     lack, high = _derivatives(problem, split, alpha, at, own)
     gain = torch.where(split == 0, torch.where(at.lam > 0, lack * at.lam, 0), 0)
     paid = torch.where(split == 0, 0, torch.where(split == ON, -lack, lack))
-    return Point(value, inputs, _gaps(problem, at, own, minima), gain, paid, high)
+    return DualPoint(value, inputs, _gaps(problem, at, own, minima), gain, paid, high)
 
 
 def _derivatives(problem: Reduced, split: Tensor, alpha: Tensor, at: Multipliers, own: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ def _gaps(problem: Reduced, at: Multipliers, own: Tensor, minima: Tensor) -> Ten
     return at.lam * z.relu() - at.nu * z - minima
 
 
-def _typical(problem: Reduced, nodes: Nodes, aim: Aim) -> Tensor:
+def _typical(problem: Reduced, nodes: Nodes, aim: DualObjective) -> Tensor:
     """The size of split multipliers that matters, `[nodes, units]`."""
     size = multipliers(problem, nodes.split, nodes.alpha, nodes.beta, aim).lam.abs()
     return torch.maximum(size, size.mean(1, keepdim=True)) + 1e-9

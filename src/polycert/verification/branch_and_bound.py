@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from polycert.verification.beta_crown import Ascent, ascend
-from polycert.verification.branching import try_units
+from polycert.verification.branching import score_candidates
 from polycert.verification.budget import Budget
-from polycert.verification.counterexample import Replay, Witness
-from polycert.verification.dual_bound import Aim, Multipliers, multipliers, proved_bound
-from polycert.verification.leaf_lp import Leaf, solve_leaf
+from polycert.verification.counterexample import Counterexample, CounterexampleCheck
+from polycert.verification.dual_bound import DualObjective, Multipliers, multipliers, proved_bound
+from polycert.verification.leaf_lp import LeafSolution, solve_leaf
 from polycert.verification.nodes import Nodes
 from polycert.verification.rational import Undecided
 from polycert.verification.rational_leaf import ExactLeaf
 from polycert.verification.reduced_problem import Reduced
 from polycert.verification.specification import worst_clause
-from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Result
+from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, SearchResult
 
 ROOT_STEPS = 24
 STEPS = 8  # of each half, and as many again for deeper networks
@@ -36,15 +36,15 @@ CANDIDATE = 1e-4
 
 
 @dataclass(eq=False)
-class Search:
+class BranchAndBound:
     """One reduced problem being searched: the open nodes, and what was found on the way."""
 
     problem: Reduced
-    replay: Replay
+    replay: CounterexampleCheck
     budget: Budget
     seconds: float  # of the budget, for this search
-    witness: Witness | None = None
-    doubtful: Witness | None = None  # fails in float64, not in the network's own type
+    witness: Counterexample | None = None
+    doubtful: Counterexample | None = None  # fails in float64, not in the network's own type
     # Clauses with a leaf that is too close for a proof: the solver says that nothing fails there, or does not know.
     believed: set[int] = field(default_factory=set)
     stuck: set[int] = field(default_factory=set)
@@ -53,7 +53,7 @@ class Search:
         self.fast = self.problem.to(torch.float32)
         self.open_clauses = torch.arange(len(self.problem.members))
 
-    def run(self, nodes: float = math.inf) -> Result:
+    def run(self, nodes: float = math.inf) -> SearchResult:
         """Optimise slopes at the root, then branch until nothing is open, or the time or so many nodes are spent."""
         opening = self.bound(Nodes.roots(self.fast), 1)
         open_ = self.bound(opening.nodes, ROOT_STEPS) if len(opening.nodes) else opening
@@ -71,15 +71,15 @@ class Search:
     def _in_time(self) -> bool:
         return self.budget.spent < self.seconds
 
-    def _result(self, stage: str) -> Result:
+    def _result(self, stage: str) -> SearchResult:
         """Robust only if no clause is open."""
         left = set(self.open_clauses.tolist())
         found = self.witness or (self.doubtful if left else None)
         if found is not None:
-            return Result(FALSIFIED, stage, found)
+            return SearchResult(FALSIFIED, stage, found)
         if not left:
-            return Result(ROBUST, stage, proof=RIGOROUS)
-        return Result(UNKNOWN, stage, proof=SOLVER if left <= self.believed - self.stuck else None)
+            return SearchResult(ROBUST, stage, proof=RIGOROUS)
+        return SearchResult(UNKNOWN, stage, proof=SOLVER if left <= self.believed - self.stuck else None)
 
     def bound(self, nodes: Nodes, steps: int) -> Ascent:
         """Bound nodes, try their worst inputs, and leave out what is proved."""
@@ -95,7 +95,7 @@ class Search:
         some = nodes[likely]
         if len(some):
             alpha, beta, weight = some.alpha.double(), some.beta.double(), some.weight.double()
-            at = multipliers(self.problem, some.split, alpha, beta, Aim.of(self.problem, weight))
+            at = multipliers(self.problem, some.split, alpha, beta, DualObjective.of(self.problem, weight))
             likely[likely.clone()] = self._closed(some.split, at, weight)
         return likely
 
@@ -110,7 +110,7 @@ class Search:
         if float(margins[k]) <= CANDIDATE:
             self._believe(self.replay(inputs[k : k + 1]))
 
-    def _believe(self, found: Witness | None) -> None:
+    def _believe(self, found: Counterexample | None) -> None:
         if found is not None and found.agreed:
             self.witness = found
         elif found is not None:
@@ -142,7 +142,7 @@ class Search:
         ]
         unit = torch.cat(places, 1)
         count, trials = unit.shape
-        tried = try_units(self.fast, nodes, unit)
+        tried = score_candidates(self.fast, nodes, unit)
         self.budget.evaluations += len(tried)
         # More than enough to be proved is no more than enough.
         gain = (tried.bound.reshape(2, count, trials) - nodes.bound[:, None]).clamp(min=0)
@@ -170,7 +170,7 @@ class Search:
             # Too close to call: the solver's word is noted, and proves nothing.
             (self.believed if leaf.safe else self.stuck).add(int(node.clause))
 
-    def _closed_exactly(self, node: Nodes, leaf: Leaf) -> bool:
+    def _closed_exactly(self, node: Nodes, leaf: LeafSolution) -> bool:
         """Whether exact arithmetic proves a leaf; a point of it that fails is a counterexample."""
         try:
             exact = ExactLeaf(self.problem, self.replay.net.exact, node, leaf)

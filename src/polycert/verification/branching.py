@@ -11,19 +11,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polycert.verification.dual_bound import OFF, ON, Aim, Multipliers, multipliers, value
+from polycert.verification.dual_bound import OFF, ON, DualObjective, Multipliers, multipliers, value
 from polycert.verification.nodes import Nodes
 from polycert.verification.reduced_problem import Reduced
 
 BLOCK = 256  # halves at a time: what they need stays in the cache
 
 
-def try_units(problem: Reduced, nodes: Nodes, unit: Tensor) -> Nodes:
+def score_candidates(problem: Reduced, nodes: Nodes, unit: Tensor) -> Nodes:
     """Both halves of each node by each of its candidates `[nodes, trials]`, bounded: all the upper ones first."""
     count, trials = unit.shape
     parent = torch.arange(count).repeat_interleave(trials).repeat(2)
     halves = halve(nodes[parent[: count * trials]], unit.flatten())
-    aim = Aim.of(problem, nodes.weight)
+    aim = DualObjective.of(problem, nodes.weight)
     whole = multipliers(problem, nodes.split, nodes.alpha, nodes.beta, aim)
     slope = problem.direct.back(whole.nu) + aim.direct
     place = unit.flatten().repeat(2)
@@ -31,7 +31,7 @@ def try_units(problem: Reduced, nodes: Nodes, unit: Tensor) -> Nodes:
     bound = torch.empty_like(halves.bound)
     for part in _blocks(first):
         some, origin = halves[part], parent[part]
-        own = Aim(*(one[origin] for one in aim))
+        own = DualObjective(*(one[origin] for one in aim))
         at = multipliers(problem, some.split, some.alpha, some.beta, own)
         if bool(first[part[0]]):
             found = _corrected(problem, slope[origin], whole.nu[origin], at, place[part])

@@ -10,23 +10,23 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from polycert.attacks.pgd import margin_of, strike
+from polycert.attacks.pgd import attack_region, margin_of
 from polycert.certification.envelope import margin_rows
 from polycert.rules import Interval
 from polycert.verification.budget import Budget
-from polycert.verification.counterexample import Replay
-from polycert.verification.decide import settle
+from polycert.verification.counterexample import CounterexampleCheck
+from polycert.verification.decide import decide_unproved
 from polycert.verification.pre_activation import Intervals, relax, tighter
 from polycert.verification.question import Question
 from polycert.verification.specification import Specification
-from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, Decision, Result
+from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, SearchResult, Verdict
 
-Settled = Iterator[tuple[int, Decision]]
-OUT_OF_TIME = Decision(UNKNOWN, "total time")
+Settled = Iterator[tuple[int, Verdict]]
+OUT_OF_TIME = Verdict(UNKNOWN, "total time")
 
 
 @dataclass(eq=False)
-class Batch:
+class OpenSamples:
     """Samples on their way through the cascade. Tensors belong to the samples still open, in order."""
 
     question: Question
@@ -37,10 +37,12 @@ class Batch:
     seconds: float = 0.0  # spent on each open sample
 
     @staticmethod
-    def of(question: Question) -> Batch:
+    def of(question: Question) -> OpenSamples:
         """All samples open."""
         count, classes = len(question), question.net.output_shape[0]
-        return Batch(question, torch.arange(count), torch.full((count, classes - 1), -torch.inf, dtype=torch.float64))
+        return OpenSamples(
+            question, torch.arange(count), torch.full((count, classes - 1), -torch.inf, dtype=torch.float64)
+        )
 
     @property
     def left(self) -> Question:
@@ -53,26 +55,26 @@ class Batch:
         self.open, self.margins = self.open[keep], self.margins[keep]
         self.intervals = {k: Interval(v.lower[keep], v.upper[keep]) for k, v in self.intervals.items()}
 
-    def replay(self, k: int) -> tuple[Replay, Specification]:
+    def replay(self, k: int) -> tuple[CounterexampleCheck, Specification]:
         """The check of counterexamples for the k-th open sample, and its margins."""
         at = self.open[k : k + 1]
         spec = Specification.margins(int(self.question.label[at]), self.question.net.output_shape[0])
-        return Replay(self.question.net, self.question.region[at], spec), spec
+        return CounterexampleCheck(self.question.net, self.question.region[at], spec), spec
 
 
 class Stage(ABC):
     """One way to settle samples."""
 
     @abstractmethod
-    def run(self, batch: Batch) -> dict[int, Result]:
+    def run(self, batch: OpenSamples) -> dict[int, SearchResult]:
         """What it settles, by place among the open samples."""
 
 
 @dataclass(frozen=True)
-class Clean(Stage):
+class CleanStage(Stage):
     """Samples that the network itself gets wrong, or ties on."""
 
-    def run(self, batch: Batch) -> dict[int, Result]:
+    def run(self, batch: OpenSamples) -> dict[int, SearchResult]:
         """A forward pass in float64."""
         left = batch.left
         with torch.no_grad():
@@ -81,13 +83,13 @@ class Clean(Stage):
 
 
 @dataclass(frozen=True)
-class Bounds(Stage):
+class BoundStage(Stage):
     """A bound method, all rounding covered."""
 
     method: str
     relaxation: str
 
-    def run(self, batch: Batch) -> dict[int, Result]:
+    def run(self, batch: OpenSamples) -> dict[int, SearchResult]:
         """Margins of all classes positive."""
         left = batch.left
         graph = left.net.proving(left.region)
@@ -97,18 +99,18 @@ class Bounds(Stage):
         batch.intervals = tighter(batch.intervals, found.intervals) if batch.intervals else found.intervals
         batch.evaluations += 1
         done = (batch.margins > 0).all(1).nonzero().flatten().tolist()
-        return {k: Result(ROBUST, self.method, proof=RIGOROUS) for k in done}
+        return {k: SearchResult(ROBUST, self.method, proof=RIGOROUS) for k in done}
 
 
 @dataclass(frozen=True)
-class Attacked(Stage):
+class AttackStage(Stage):
     """The attack, its points replayed inside the exact set."""
 
-    def run(self, batch: Batch) -> dict[int, Result]:
+    def run(self, batch: OpenSamples) -> dict[int, SearchResult]:
         """Descend from x, from random points and towards the nearest classes."""
         left, asked = batch.left, batch.question.settings
         graph = left.net.own
-        hits = strike(
+        hits = attack_region(
             graph,
             left.region.to(graph.dtype),
             left.label,
@@ -121,17 +123,17 @@ class Attacked(Stage):
         return _replayed(batch, "attack", hits.success.nonzero().flatten(), hits.inputs.double())
 
 
-def _replayed(batch: Batch, stage: str, places: Tensor, points: Tensor) -> dict[int, Result]:
+def _replayed(batch: OpenSamples, stage: str, places: Tensor, points: Tensor) -> dict[int, SearchResult]:
     found = {k: batch.replay(k)[0](points[k : k + 1]) for k in places.tolist()}
-    return {k: Result(FALSIFIED, stage, witness) for k, witness in found.items() if witness and witness.agreed}
+    return {k: SearchResult(FALSIFIED, stage, witness) for k, witness in found.items() if witness and witness.agreed}
 
 
 STAGES: tuple[Stage, ...] = (
-    Clean(),
-    Bounds("ibp", "parallel"),
-    Bounds("crown", "parallel"),
-    Attacked(),
-    Bounds("crown", "adaptive"),
+    CleanStage(),
+    BoundStage("ibp", "parallel"),
+    BoundStage("crown", "parallel"),
+    AttackStage(),
+    BoundStage("crown", "adaptive"),
 )
 
 
@@ -140,7 +142,7 @@ def cascade(question: Question, total: Budget) -> Settled:
 
     `total` is for all of them: no search begins after it, and none takes longer than what is left of it.
     """
-    batch = Batch.of(question)
+    batch = OpenSamples.of(question)
     for stage in STAGES:
         if len(batch.open):
             yield from _settle(batch, stage)
@@ -148,14 +150,14 @@ def cascade(question: Question, total: Budget) -> Settled:
         yield int(batch.open[k]), OUT_OF_TIME if total.over else _search(batch, k, total.left)
 
 
-def _settle(batch: Batch, stage: Stage) -> Settled:
+def _settle(batch: OpenSamples, stage: Stage) -> Settled:
     clock = time.perf_counter()
     found = stage.run(batch)
     batch.seconds += (time.perf_counter() - clock) / len(batch.open)
     for k, result in found.items():
         yield (
             int(batch.open[k]),
-            Decision(
+            Verdict(
                 result.status,
                 result.stage,
                 result.witness,
@@ -169,11 +171,11 @@ def _settle(batch: Batch, stage: Stage) -> Settled:
     batch.drop(settled)
 
 
-def _search(batch: Batch, k: int, most: float) -> Decision:
+def _search(batch: OpenSamples, k: int, most: float) -> Verdict:
     """One sample by slopes, branch and bound and what comes after."""
     asked = batch.question.settings
     replay, spec = batch.replay(k)
     here = {index: Interval(v.lower[k : k + 1], v.upper[k : k + 1]) for index, v in batch.intervals.items()}
     budget = Budget(min(asked.timeout, most), asked.memory)
-    found = settle(replay, here, spec.keep(batch.margins[k] <= 0), budget, asked.solver)
+    found = decide_unproved(replay, here, spec.keep(batch.margins[k] <= 0), budget, asked.solver)
     return replace(found, evaluations=found.evaluations + batch.evaluations, seconds=found.seconds + batch.seconds)

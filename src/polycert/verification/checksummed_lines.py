@@ -23,14 +23,14 @@ FIRST = b'{"question": '
 SEAL = re.compile(rb'(.*), "seal": "([0-9a-f]{64})"}\n', re.DOTALL)
 
 
-class Line(NamedTuple):
+class NumberedLine(NamedTuple):
     """A line by its number, counted from 1; without content if it is not as it was written."""
 
     number: int
     content: bytes | None  # a JSON object
 
 
-class Sealed:
+class ChecksummedLines:
     """A locked file of JSON objects, one a line, under a header that says what they are about.
 
     A line's seal is a checksum of its text and of what the file is about: it does not fit a line that was changed, or
@@ -58,7 +58,7 @@ class Sealed:
             raise
         self.synced = time.monotonic()
 
-    def __enter__(self) -> Sealed:
+    def __enter__(self) -> ChecksummedLines:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,12 +86,12 @@ class Sealed:
             f"{self.path} holds results about another network, norm or box, or of another version of polycert: {remedy}"
         )
 
-    def _read(self) -> Iterator[Line]:
+    def _read(self) -> Iterator[NumberedLine]:
         """All lines after the header; the file is cut after the last whole one."""
         number, end = 1, self.file.tell()
         while (text := self.file.readline(self.longest)).endswith(b"\n") or self._skip(text):
             number, end = number + 1, self.file.tell()
-            yield Line(number, self._unsealed(text))
+            yield NumberedLine(number, self._unsealed(text))
         self.file.truncate(end)
 
     def _skip(self, text: bytes) -> bool:

@@ -16,7 +16,7 @@ from polycert.sets.ball import Ball, Region
 from polycert.sets.geometry import power_norm
 from polycert.verification.pre_activation import relax
 from polycert.verification.rational import Undecided
-from polycert.verification.snapshot import Frozen
+from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification, worst_clause
 
 # Whole powers are checked in fractions; others, and huge ones, in float64 with this much room.
@@ -25,7 +25,7 @@ ROOM = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Witness:
+class Counterexample:
     """An input of the exact set at which the specification fails."""
 
     # [*shape], float64; its entries are numbers of the network's own type where that is possible
@@ -40,21 +40,21 @@ class Witness:
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class CounterexampleCheck:
     """Checks candidates for one input."""
 
-    net: Frozen
+    net: NetworkSnapshot
     region: Region  # one sample, float64
     spec: Specification
 
-    def __call__(self, points: Tensor) -> Witness | None:
+    def __call__(self, points: Tensor) -> Counterexample | None:
         """The best witness among candidates `[n, inputs]` or `[n, *shape]`, or None if none fails in float64."""
         shaped = points.detach().double().reshape(-1, *self.region.x.shape[1:])
         found = [self.best(self.inward(shaped, dtype)) for dtype in dict.fromkeys((self.net.own.dtype, torch.float64))]
         believed = [w for w in found if w is not None]
         return min(believed, key=lambda w: (not w.agreed, w.margin), default=None)
 
-    def best(self, points: Tensor) -> Witness | None:
+    def best(self, points: Tensor) -> Counterexample | None:
         """The best witness among candidates `[n, *shape]`, float64, taken as they are."""
         with torch.no_grad():
             margin = self.spec.worst(self.net.double.forward(points))
@@ -63,9 +63,9 @@ class Replay:
         k = int(order.argmin())
         if not float(margin[k]) <= 0 or not self.inside(points[k]) or self._refuted(points[k]):
             return None
-        return Witness(points[k], float(margin[k]), float(own[k]))
+        return Counterexample(points[k], float(margin[k]), float(own[k]))
 
-    def exactly(self, point: Tensor) -> Witness | None:
+    def exactly(self, point: Tensor) -> Counterexample | None:
         """A point `[inputs]`, float64, as a witness if it fails without any rounding."""
         shaped = point.reshape(self.region.x.shape[1:])
         margin = self.margin(shaped)
@@ -73,7 +73,7 @@ class Replay:
             return None
         with torch.no_grad():
             own = self.spec.worst(self.net.own.forward(shaped[None].to(self.net.own.dtype)))
-        return Witness(shaped, float(margin), float(own[0]))
+        return Counterexample(shaped, float(margin), float(own[0]))
 
     def margin(self, point: Tensor) -> Fraction:
         """The least over the clauses of their largest row at one input `[*shape]`, without rounding."""

@@ -12,15 +12,15 @@ from polycert.errors import PolycertError
 from polycert.forms import Dense
 from polycert.graph import Network
 from polycert.sets.ball import Region
-from polycert.verification.branch_and_bound import Search
+from polycert.verification.branch_and_bound import BranchAndBound
 from polycert.verification.budget import Budget
-from polycert.verification.counterexample import Replay
+from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.milp import get_solver, solve
 from polycert.verification.pre_activation import KINDS, Intervals, relax, tighter
 from polycert.verification.reduced_problem import piecewise_linear, reduce
-from polycert.verification.snapshot import Frozen
+from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification
-from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, Decision, Result
+from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, SearchResult, Verdict
 from polycert.verification.tightening import refine
 
 BRANCHING = 0.7  # share of the time; the rest is for a mixed-integer program
@@ -36,7 +36,7 @@ def decide(
     memory: int = 2**30,
     solver: str = "highs",
     trust_solver: bool = False,
-) -> Decision:
+) -> Verdict:
     """Decide whether every point of a set keeps a linear specification of the output.
 
     Args:
@@ -61,7 +61,7 @@ def decide(
         >>> decide(net, region, Specification.margins(0, 2), timeout=10).status in ("robust", "falsified")
         True
     """
-    frozen, budget = Frozen.of(net), Budget(timeout, memory)
+    frozen, budget = NetworkSnapshot.of(net), Budget(timeout, memory)
     get_solver(solver)
     if len(region.x) != 1:
         raise PolycertError(f"decide takes the set around one sample, got {len(region.x)}: call it for each")
@@ -72,39 +72,39 @@ def decide(
         )
     region = region.to(torch.float64)
     net.check_inside(region)
-    replay = Replay(frozen, region, spec)
+    replay = CounterexampleCheck(frozen, region, spec)
     found = replay(region.x)
     if found is not None:
-        return close(Result(FALSIFIED, "clean", found), budget)
+        return close(SearchResult(FALSIFIED, "clean", found), budget)
     intervals, settled = _relaxed(frozen, region, spec, budget)
     if bool(settled.all()):
-        return close(Result(ROBUST, "bounds", proof=RIGOROUS), budget)
-    decision = settle(replay, intervals, spec.keep(~settled), budget, solver)
+        return close(SearchResult(ROBUST, "bounds", proof=RIGOROUS), budget)
+    decision = decide_unproved(replay, intervals, spec.keep(~settled), budget, solver)
     return decision.trusting() if trust_solver else decision
 
 
-def settle(
-    replay: Replay, intervals: Intervals, spec: Specification, budget: Budget, solver: str = "highs"
-) -> Decision:
+def decide_unproved(
+    replay: CounterexampleCheck, intervals: Intervals, spec: Specification, budget: Budget, solver: str = "highs"
+) -> Verdict:
     """Search where bounds are not enough: `spec` holds the open clauses, `intervals` bound the hidden units."""
     if not piecewise_linear(replay.net.double):
-        return close(Result(UNKNOWN, "bounds"), budget)
+        return close(SearchResult(UNKNOWN, "bounds"), budget)
     with torch.no_grad():
         problem = reduce(replay.net.double, replay.region, intervals, spec)
-        search = Search(problem, replay, budget, BRANCHING * budget.seconds)
+        search = BranchAndBound(problem, replay, budget, BRANCHING * budget.seconds)
         result = search.run(FIRST_NODES if len(problem.layers) > 1 else math.inf)
         if result.status == UNKNOWN and result.proof is None and len(problem.layers) > 1 and not budget.over:
             problem = refine(replace(problem, members=problem.members[search.open_clauses]), budget)
-            search = Search(problem, replay, budget, BRANCHING * budget.seconds)
+            search = BranchAndBound(problem, replay, budget, BRANCHING * budget.seconds)
             result = search.run()
         if result.status == UNKNOWN and result.proof is None and not budget.over:
             result = solve(problem, search.open_clauses, replay, budget, get_solver(solver))
         return close(result, budget)
 
 
-def close(result: Result, budget: Budget) -> Decision:
+def close(result: SearchResult, budget: Budget) -> Verdict:
     """With what was spent."""
-    return Decision(
+    return Verdict(
         result.status,
         result.stage,
         result.witness,
@@ -115,7 +115,7 @@ def close(result: Result, budget: Budget) -> Decision:
     )
 
 
-def _relaxed(net: Frozen, region: Region, spec: Specification, budget: Budget) -> tuple[Intervals, Tensor]:
+def _relaxed(net: NetworkSnapshot, region: Region, spec: Specification, budget: Budget) -> tuple[Intervals, Tensor]:
     """Bounds of the hidden units by all cheap methods together, and which clauses they prove: `[clauses]`."""
     graph = net.proving(region)
     own = region.to(graph.dtype)

@@ -34,7 +34,7 @@ class Multipliers(NamedTuple):
     lam: Tensor
 
 
-class Aim(NamedTuple):
+class DualObjective(NamedTuple):
     """A clause's rows, weighted and added up: one affine function of inputs and units for each node."""
 
     direct: Tensor  # [nodes, inputs]
@@ -42,10 +42,10 @@ class Aim(NamedTuple):
     offset: Tensor  # [nodes]
 
     @staticmethod
-    def of(problem: Reduced, weight: Tensor) -> Aim:
+    def of(problem: Reduced, weight: Tensor) -> DualObjective:
         """For weights `[nodes, rows]`."""
         rows = problem.rows
-        return Aim(weight @ rows.direct, weight @ rows.through, weight @ rows.offset)
+        return DualObjective(weight @ rows.direct, weight @ rows.through, weight @ rows.offset)
 
 
 def proved_bound(problem: Reduced, split: Tensor, nu: Tensor, weight: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def proved_bound(problem: Reduced, split: Tensor, nu: Tensor, weight: Tensor) ->
         nu: `[nodes, units]`, any numbers.
         weight: `[nodes, rows]`, >= 0.
     """
-    aim = Aim.of(problem, weight)
+    aim = DualObjective.of(problem, weight)
     at = Multipliers(nu, aim.through + nu @ problem.units.through)
     slope = aim.direct + nu @ problem.units.direct
     units, rows = problem.slack
@@ -69,13 +69,13 @@ def value(
     problem: Reduced,
     split: Tensor,
     at: Multipliers,
-    aim: Aim,
+    aim: DualObjective,
     slope: Tensor,
     rounding: Rounding | None = None,
 ) -> Tensor:
     """The bound for given multipliers and the slope that they make: `[nodes]`."""
     form = Dense(slope.reshape(1, -1, *problem.region.x.shape[1:]))
-    lowest = problem.region.extremes(form, rounding, joint=True)[0][0]
+    lowest = problem.region.concretise(form, rounding, joint=True)[0][0]
     fixed = aim.offset + at.nu @ problem.units.offset
     return lowest + unit_minima(problem, split, at).sum(1) + fixed
 
@@ -87,7 +87,7 @@ def unit_minima(problem: Reduced, split: Tensor, at: Multipliers) -> Tensor:
     return torch.minimum(at_lower, at_upper).clamp_(max=0)
 
 
-def multipliers(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, aim: Aim) -> Multipliers:
+def multipliers(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, aim: DualObjective) -> Multipliers:
     """Multipliers from slopes and split multipliers, last layer first.
 
     A free unit takes the slope alpha (in [0, 1]) where its coefficient lambda is positive and the chord's where it is
@@ -112,5 +112,5 @@ def worst_inputs(problem: Reduced, slope: Tensor) -> Tensor:
     with torch.enable_grad():
         leaf = slope.detach().requires_grad_()
         form = Dense(leaf.reshape(1, -1, *region.x.shape[1:]))
-        (points,) = torch.autograd.grad(region.extremes(form, joint=True)[0].sum(), leaf)
+        (points,) = torch.autograd.grad(region.concretise(form, joint=True)[0].sum(), leaf)
     return points

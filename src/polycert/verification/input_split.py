@@ -66,7 +66,7 @@ class Rows(NamedTuple):
     constant: Tensor  # [k]
 
 
-class Linear(NamedTuple):
+class LinearLowerBounds(NamedTuple):
     """Lower bounds of all rows over each box, as functions of the input and as numbers."""
 
     slope: Tensor  # [n, k, inputs]
@@ -75,7 +75,7 @@ class Linear(NamedTuple):
 
 
 @dataclass(eq=False)
-class Search:
+class InputSplitting:
     """One condition over boxes: what is open, and how far the search has come."""
 
     graph: Graph
@@ -100,7 +100,7 @@ class Search:
             self.seen += len(boxes)
             if not bool(open_boxes.any()):
                 continue
-            left, kept = self._cut(boxes.pick(open_boxes), Linear(*(part[open_boxes] for part in found)))
+            left, kept = self._cut(boxes.pick(open_boxes), LinearLowerBounds(*(part[open_boxes] for part in found)))
             if len(left) == 0:
                 continue
             if look(left.centre):
@@ -108,16 +108,16 @@ class Search:
             self.waiting.extend(_halve(left, kept))
         return True
 
-    def bound(self, boxes: Boxes) -> Linear:
+    def bound(self, boxes: Boxes) -> LinearLowerBounds:
         """Lower bounds of the rows."""
         region = boxes.region()
         (run,) = passes(self.graph, region, "crown", self.relaxation, self.rounding)
         run.hidden = self._in_time(run.hidden)
         bound = get_method("crown").final(run, Dense(self.rows.coef.unsqueeze(0)), LOWER)
         offset = bound.offset + self.rows.constant
-        value = at_least(region.extremes(bound.form, self.rounding)[0] + offset)
+        value = at_least(region.concretise(bound.form, self.rounding)[0] + offset)
         slope = bound.form.dense().coef.flatten(2)
-        return Linear(slope.expand(len(boxes), -1, -1), offset, self._down(value))
+        return LinearLowerBounds(slope.expand(len(boxes), -1, -1), offset, self._down(value))
 
     def _in_time(self, hidden: Hidden) -> Hidden:
         def bounded(run: Pass, index: int) -> Interval:
@@ -143,7 +143,7 @@ class Search:
             self.waiting.append(Boxes(whole.lower[BATCH:], whole.upper[BATCH:]))
         return Boxes(whole.lower[:BATCH], whole.upper[:BATCH])
 
-    def _cut(self, boxes: Boxes, found: Linear) -> tuple[Boxes, Linear]:
+    def _cut(self, boxes: Boxes, found: LinearLowerBounds) -> tuple[Boxes, LinearLowerBounds]:
         """The part of each box in which no row's linear bound is positive; boxes without such a part are proved.
 
         A witness needs `slope . x + offset <= 0` for every row: with the other inputs at their best, each input is
@@ -163,10 +163,10 @@ class Search:
         alive = (lower <= upper).all(1)
         shape = boxes.lower.shape
         cut = Boxes(lower.reshape(shape)[alive], upper.reshape(shape)[alive])
-        return cut, Linear(*(part[alive] for part in found))
+        return cut, LinearLowerBounds(*(part[alive] for part in found))
 
 
-def _halve(boxes: Boxes, found: Linear) -> Iterator[Boxes]:
+def _halve(boxes: Boxes, found: LinearLowerBounds) -> Iterator[Boxes]:
     """Both halves of each box along the input that moves its best row most."""
     best = found.value.argmax(1)
     slope = found.slope[torch.arange(len(best)), best].abs()

@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from polycert.errors import PolycertWarning
-from polycert.verification.checksummed_lines import Line, Sealed
-from polycert.verification.counterexample import Replay, Witness
+from polycert.verification.checksummed_lines import ChecksummedLines, NumberedLine
+from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.question import Question
 from polycert.verification.specification import Specification
-from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Decision
+from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Verdict
 
 LONGEST_TEXT = 4096  # bytes of a line without its counterexample
 NUMBER_TEXT = 11  # bytes of a counterexample's number in base64
@@ -30,7 +30,7 @@ NAMED = 5  # lines that a warning names one by one
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class Entry(BaseModel):
+class JournalEntry(BaseModel):
     """What a line says; the counterexample is its float64 bytes in base64."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -45,7 +45,7 @@ class Entry(BaseModel):
     counterexample: str | None
 
     @model_validator(mode="after")
-    def _complete(self) -> Entry:
+    def _complete(self) -> JournalEntry:
         """A robust sample has a rigorous proof, a falsified one a counterexample; a solver's word leaves it unknown."""
         proofs = {ROBUST: (RIGOROUS,), FALSIFIED: (None,), UNKNOWN: (None, SOLVER)}[self.status]
         if self.proof not in proofs or (self.counterexample is not None) != (self.status == FALSIFIED):
@@ -65,15 +65,15 @@ class Journal:
             again; lines that cannot be believed are named in a warning, and their samples are open.
     """
 
-    def __init__(self, file: Sealed, question: Question) -> None:
+    def __init__(self, file: ChecksummedLines, question: Question) -> None:
         self.file, self.samples = file, question.sample_fingerprints()
-        found = Reader(question, self.samples)
+        found = JournalReader(question, self.samples)
         for line in file.lines:
             found.read(line)
         found.warn(file.path)
         self.known = found.known
 
-    def append(self, position: int, decision: Decision) -> None:
+    def append(self, position: int, decision: Verdict) -> None:
         """One more decision."""
         witness = decision.witness
         self.file.append(
@@ -94,17 +94,17 @@ class Journal:
 def open_journal(path: Path, question: Question) -> Iterator[Journal]:
     """A journal, locked as long as the block runs."""
     longest = LONGEST_TEXT + NUMBER_TEXT * math.prod(question.region.x.shape[1:])
-    with Sealed(path, question.fingerprint, longest) as file:
+    with ChecksummedLines(path, question.fingerprint, longest) as file:
         yield Journal(file, question)
 
 
 @dataclass(eq=False)
-class Reader:
+class JournalReader:
     """Makes decisions of lines."""
 
     question: Question
     samples: list[str]
-    decided: dict[str, Decision] = field(default_factory=dict)  # by sample
+    decided: dict[str, Verdict] = field(default_factory=dict)  # by sample
     disputed: set[str] = field(default_factory=set)  # samples with contrary verdicts
     bad: dict[int, str] = field(default_factory=dict)  # what is wrong with a line, by its number
 
@@ -112,12 +112,12 @@ class Reader:
         self.place = {sample: position for position, sample in enumerate(self.samples)}
 
     @property
-    def known(self) -> dict[int, Decision]:
+    def known(self) -> dict[int, Verdict]:
         """Decisions by position."""
         sure = {sample: decision for sample, decision in self.decided.items() if sample not in self.disputed}
         return {k: sure[sample] for k, sample in enumerate(self.samples) if sample in sure}
 
-    def read(self, line: Line) -> None:
+    def read(self, line: NumberedLine) -> None:
         """Keep what a line decides about a sample of the question, or what is wrong with it."""
         try:
             entry = _entry(line)
@@ -126,13 +126,13 @@ class Reader:
         except BadLine as error:
             self.bad[line.number] = str(error)
 
-    def _keep(self, entry: Entry) -> None:
+    def _keep(self, entry: JournalEntry) -> None:
         before = self.decided.get(entry.sample)
         if before is not None and before.status != entry.status:
             self.disputed.add(entry.sample)
             raise BadLine("it contradicts an earlier one")
         witness = None if entry.counterexample is None else self._witness(entry.counterexample, entry.sample)
-        self.decided[entry.sample] = Decision(
+        self.decided[entry.sample] = Verdict(
             entry.status,
             entry.stage,
             witness,
@@ -143,12 +143,12 @@ class Reader:
             resumed=True,
         )
 
-    def _witness(self, text: str, sample: str) -> Witness:
+    def _witness(self, text: str, sample: str) -> Counterexample:
         """The counterexample, if it is one."""
         at = self.place[sample]
         region = self.question.region[slice(at, at + 1)]
         spec = Specification.margins(int(self.question.label[at]), self.question.net.output_shape[0])
-        found = Replay(self.question.net, region, spec).best(_array(text, region.x))
+        found = CounterexampleCheck(self.question.net, region, spec).best(_array(text, region.x))
         if found is None:
             raise BadLine("its counterexample is none")
         return found
@@ -163,11 +163,11 @@ class Reader:
         warnings.warn(message, PolycertWarning, stacklevel=2)
 
 
-def _entry(line: Line) -> Entry:
+def _entry(line: NumberedLine) -> JournalEntry:
     if line.content is None:
         raise BadLine("its checksum does not fit")
     try:
-        return Entry.model_validate_json(line.content)
+        return JournalEntry.model_validate_json(line.content)
     except ValidationError:
         raise BadLine("it is no verdict") from None
 

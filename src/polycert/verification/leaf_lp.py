@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from polycert.sets.geometry import power_norm
-from polycert.verification.dual_bound import ON, Aim, Multipliers, multipliers
+from polycert.verification.dual_bound import ON, DualObjective, Multipliers, multipliers
 from polycert.verification.nodes import Nodes
-from polycert.verification.reduced_problem import Maps, Reduced
+from polycert.verification.reduced_problem import AffineMaps, Reduced
 
 CUTS = 25  # tangent planes at most
 TOLERANCE = 1e-9
 
 
-class Leaf(NamedTuple):
+class LeafSolution(NamedTuple):
     """The solver's point, its multipliers, and whether it says that nothing fails."""
 
     inputs: Tensor  # [1, inputs]
@@ -37,7 +37,7 @@ class Leaf(NamedTuple):
     safe: bool
 
 
-def solve_leaf(problem: Reduced, node: Nodes) -> Leaf | None:
+def solve_leaf(problem: Reduced, node: Nodes) -> LeafSolution | None:
     """Solve a single node without free units; None if the solver fails."""
     split = node.split[0]
     rows = problem.members[int(node.clause)].nonzero().squeeze(1)
@@ -56,11 +56,11 @@ def solve_leaf(problem: Reduced, node: Nodes) -> Leaf | None:
     weight = torch.zeros(1, len(outputs.offset), dtype=torch.float64)
     weight[0, rows] = prices[len(sign) :]
     beta = prices[None, : len(sign)]
-    at = multipliers(problem, node.split, torch.zeros_like(beta), beta, Aim.of(problem, weight))
-    return Leaf(torch.from_numpy(x)[None], at, beta, weight, level > TOLERANCE)
+    at = multipliers(problem, node.split, torch.zeros_like(beta), beta, DualObjective.of(problem, weight))
+    return LeafSolution(torch.from_numpy(x)[None], at, beta, weight, level > TOLERANCE)
 
 
-def _affine(problem: Reduced, split: Tensor) -> tuple[Maps, Maps]:
+def _affine(problem: Reduced, split: Tensor) -> tuple[AffineMaps, AffineMaps]:
     """Units and rows as affine functions of the input alone, all units being held."""
     direct, offset = problem.units.direct.clone(), problem.units.offset.clone()
     on = (split == ON).double()

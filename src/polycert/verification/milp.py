@@ -22,16 +22,16 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.verification.budget import Budget
-from polycert.verification.counterexample import Replay, Witness
+from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.leaf_lp import CUTS, tangent
 from polycert.verification.reduced_problem import Reduced
-from polycert.verification.status import FALSIFIED, SOLVER, UNKNOWN, Result
+from polycert.verification.status import FALSIFIED, SOLVER, UNKNOWN, SearchResult
 
 CLEARLY = -1e-3  # a row this far below 0 survives a solver's tolerances
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class MixedIntegerProgram:
     """`min last v` with `matrix v <= limit`, `low <= v <= high`; columns are x, h, d (binary) and t."""
 
     matrix: np.ndarray
@@ -46,25 +46,25 @@ class Program:
         """The binary columns."""
         return slice(len(self.low) - 1 - self.binaries, len(self.low) - 1)
 
-    def with_row(self, slope: np.ndarray, limit: float) -> Program:
+    def with_row(self, slope: np.ndarray, limit: float) -> MixedIntegerProgram:
         """With one more row over x."""
         row = np.zeros(self.matrix.shape[1])
         row[: self.inputs] = slope
         matrix, limits = np.vstack([self.matrix, row]), np.append(self.limit, limit)
-        return Program(matrix, limits, self.low, self.high, self.inputs, self.binaries)
+        return MixedIntegerProgram(matrix, limits, self.low, self.high, self.inputs, self.binaries)
 
 
-class Found(NamedTuple):
+class SolverAnswer(NamedTuple):
     """What a solver says: a point `[inputs]` that satisfies all rows, or (`empty`) that there is none, or neither."""
 
     point: np.ndarray | None
     empty: bool
 
 
-Solver = Callable[[Program, Reduced, float], Found]
+Solver = Callable[[MixedIntegerProgram, Reduced, float], SolverAnswer]
 
 
-def program(problem: Reduced, clause: int) -> Program:
+def program(problem: Reduced, clause: int) -> MixedIntegerProgram:
     """The rows above for one clause."""
     direct, through, offset = (part.numpy() for part in problem.units[:3])
     rows = problem.members[clause].numpy()
@@ -84,10 +84,10 @@ def program(problem: Reduced, clause: int) -> Program:
     ends = [end.flatten().numpy() for end in problem.region.box]
     low = np.concatenate([ends[0], np.zeros(2 * units), [-np.inf]])
     high = np.concatenate([ends[1], upper, np.ones(units), [0.0]])
-    return Program(matrix, limit, low, high, len(ends[0]), units)
+    return MixedIntegerProgram(matrix, limit, low, high, len(ends[0]), units)
 
 
-def by_highs(asked: Program, problem: Reduced, seconds: float) -> Found:
+def by_highs(asked: MixedIntegerProgram, problem: Reduced, seconds: float) -> SolverAnswer:
     """HiGHS, which knows no balls."""
     solver = highspy.Highs()
     options = {"output_flag": False, "threads": 1, "time_limit": max(seconds, 0.01), "objective_target": CLEARLY}
@@ -97,13 +97,13 @@ def by_highs(asked: Program, problem: Reduced, seconds: float) -> Found:
     solver.run()
     status, known = solver.getModelStatus(), highspy.HighsModelStatus
     if status == known.kInfeasible:
-        return Found(None, True)
+        return SolverAnswer(None, True)
     if solver.getInfo().primal_solution_status != 2:  # not a feasible point
-        return Found(None, False)
-    return Found(np.array(solver.getSolution().col_value[: asked.inputs]), False)
+        return SolverAnswer(None, False)
+    return SolverAnswer(np.array(solver.getSolution().col_value[: asked.inputs]), False)
 
 
-def _highs_model(asked: Program) -> Any:
+def _highs_model(asked: MixedIntegerProgram) -> Any:
     model = highspy.HighsLp()
     rows, columns = asked.matrix.shape
     model.num_row_, model.num_col_ = rows, columns
@@ -120,7 +120,7 @@ def _highs_model(asked: Program) -> Any:
     return model
 
 
-def by_scip(asked: Program, problem: Reduced, seconds: float) -> Found:
+def by_scip(asked: MixedIntegerProgram, problem: Reduced, seconds: float) -> SolverAnswer:
     """SCIP, which takes a Euclidean ball as it is."""
     try:
         scip = importlib.import_module("pyscipopt")
@@ -143,10 +143,10 @@ def by_scip(asked: Program, problem: Reduced, seconds: float) -> Found:
         model.addCons(scip.quicksum((name - x) * (name - x) for name, x in moved) <= eps * eps)
     model.optimize()
     if model.getStatus() == "infeasible":
-        return Found(None, True)
+        return SolverAnswer(None, True)
     if model.getNSols() == 0:
-        return Found(None, False)
-    return Found(np.array([model.getVal(name) for name in names[: asked.inputs]]), False)
+        return SolverAnswer(None, False)
+    return SolverAnswer(np.array([model.getVal(name) for name in names[: asked.inputs]]), False)
 
 
 SOLVERS: dict[str, Solver] = {"highs": by_highs, "scip": by_scip}
@@ -159,26 +159,28 @@ def get_solver(name: str) -> Solver:
     return SOLVERS[name]
 
 
-def solve(problem: Reduced, clauses: Tensor, replay: Replay, budget: Budget, solver: Solver) -> Result:
+def solve(
+    problem: Reduced, clauses: Tensor, replay: CounterexampleCheck, budget: Budget, solver: Solver
+) -> SearchResult:
     """One open clause after another, until one fails or the time is up: a witness, or what the solver believes."""
     for done, clause in enumerate(clauses.tolist()):
         share = Budget(budget.left / (len(clauses) - done))
         witness, empty = _solve_clause(problem, clause, replay, share, solver)
         if witness is not None:
-            return Result(FALSIFIED, "milp", witness)
+            return SearchResult(FALSIFIED, "milp", witness)
         if not empty:
-            return Result(UNKNOWN, "milp")
-    return Result(UNKNOWN, "milp", proof=SOLVER)
+            return SearchResult(UNKNOWN, "milp")
+    return SearchResult(UNKNOWN, "milp", proof=SOLVER)
 
 
 def _solve_clause(
-    problem: Reduced, clause: int, replay: Replay, budget: Budget, solver: Solver
-) -> tuple[Witness | None, bool]:
+    problem: Reduced, clause: int, replay: CounterexampleCheck, budget: Budget, solver: Solver
+) -> tuple[Counterexample | None, bool]:
     """A witness, or whether there is none; where the solver leaves the ball, a tangent plane brings it back."""
     asked = program(problem, clause)
     if not np.isfinite(asked.matrix).all() or not np.isfinite(asked.limit).all():
         return None, False
-    doubtful: Witness | None = None
+    doubtful: Counterexample | None = None
     for _ in range(CUTS):
         found = solver(asked, problem, budget.left)
         if found.point is None:

@@ -18,9 +18,9 @@ from polycert.errors import PolycertError
 from polycert.verification.budget import Budget
 from polycert.verification.cascade import OUT_OF_TIME, cascade
 from polycert.verification.question import Question
-from polycert.verification.status import Decision
+from polycert.verification.status import Verdict
 
-Answers = Iterator[tuple[int, Decision]]
+Answers = Iterator[tuple[int, Verdict]]
 WAIT_SECONDS = 0.5
 PARTS = 8  # for each process
 
@@ -40,7 +40,7 @@ def answers(question: Question, positions: Tensor, *, batch: int, workers: int, 
     if workers <= 1 or len(parts) <= 1:
         yield from _here(question, parts, budget)
     else:
-        with Crew(question, min(workers, len(parts))) as crew:
+        with Pool(question, min(workers, len(parts))) as crew:
             yield from crew.answers(parts, budget)
 
 
@@ -58,7 +58,7 @@ def _out_of_time(part: Tensor) -> Answers:
         yield position, OUT_OF_TIME
 
 
-class Crew:
+class Pool:
     """Processes that take parts of a question from one queue and put decisions into another."""
 
     def __init__(self, question: Question, count: int) -> None:
@@ -70,7 +70,7 @@ class Crew:
             context.Process(target=_work, args=(payload, self.tasks, self.results), daemon=True) for _ in range(count)
         ]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Pool:
         for process in self.processes:
             process.start()
         return self

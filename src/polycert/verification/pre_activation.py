@@ -20,22 +20,22 @@ Intervals = dict[int, Interval]
 KINDS = (("ibp", "parallel"), ("crown", "parallel"))  # cheap; searches tighten by themselves what they need
 
 
-class Relaxed(NamedTuple):
+class RowBounds(NamedTuple):
     """Lower bounds of rows `[batch, rows]`, and bounds of every activation's input."""
 
     rows: Tensor
     intervals: Intervals
 
 
-def relax(graph: Graph, region: Region, form: Form, method: str, relaxation: str) -> Relaxed:
+def relax(graph: Graph, region: Region, form: Form, method: str, relaxation: str) -> RowBounds:
     """One bound method with all rounding covered; `region` is in the graph's type."""
     rounding = error_model(graph)
     with torch.no_grad(), plain_products(graph.device):
         (run,) = passes(graph, region, method, relaxation, rounding)
         bound = get_method(method).final(run, form, LOWER)
-        low = at_least(region.extremes(bound.form, rounding, joint=True)[0] + bound.offset)
+        low = at_least(region.concretise(bound.form, rounding, joint=True)[0] + bound.offset)
         found = {graph.nodes[k].inputs[0]: run.interval(graph.nodes[k].inputs[0]) for k in graph.activations}
-    return Relaxed(low, found)
+    return RowBounds(low, found)
 
 
 def tighter(first: Intervals, second: Intervals) -> Intervals:

@@ -10,14 +10,14 @@ from torch import Tensor
 from polycert import __version__
 from polycert.graph.fingerprint import fingerprint
 from polycert.sets.ball import Region
-from polycert.verification.snapshot import Frozen
+from polycert.verification.snapshot import NetworkSnapshot
 
 # Settings that say how hard to try: another one may leave a sample undecided, but no verdict means anything else.
 EFFORT = ("timeout", "memory", "solver", "attack_steps", "attack_restarts", "seed")
 
 
 @dataclass(frozen=True)
-class Settings:
+class VerificationSettings:
     """How much each sample may cost, and how it is attacked.
 
     Attributes:
@@ -44,12 +44,12 @@ class Settings:
 class Question:
     """Do these samples keep their labels?"""
 
-    net: Frozen
+    net: NetworkSnapshot
     region: Region  # float64
     label: Tensor  # [n]
     prediction: Tensor  # [n]
     index: Tensor  # [n]: position of each sample in its data set
-    settings: Settings
+    settings: VerificationSettings
 
     def __len__(self) -> int:
         return len(self.label)

@@ -107,7 +107,7 @@ class Matrix(NamedTuple):
         return Whole(found, vector.exponent + self.entries.exponent)
 
 
-class Affine(NamedTuple):
+class RationalForm(NamedTuple):
     """`coefficients . x + constant` over the network's input."""
 
     coefficients: list[Fraction]
@@ -115,7 +115,7 @@ class Affine(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Exact:
+class RationalNetwork:
     """A network whose values are computed without rounding."""
 
     graph: Graph  # float64
@@ -140,7 +140,7 @@ class Exact:
             total = total.plus(matrix.apply(value))
         return total
 
-    def pull(self, rows: Mapping[int, Whole], sides: Mapping[int, Tensor]) -> Affine:
+    def pull(self, rows: Mapping[int, Whole], sides: Mapping[int, Tensor]) -> RationalForm:
         """A sum of rows over nodes as an affine function of the input, where every activation is on one piece.
 
         Args:
@@ -157,7 +157,7 @@ class Exact:
             for source, added in zip(self.graph.nodes[index].inputs, parts, strict=True):
                 waiting[source] = waiting[source].plus(added) if source in waiting else added
         left = waiting.get(0, Whole.zeros(math.prod(self.graph.input_shape)))
-        return Affine(left.fractions(), constant)
+        return RationalForm(left.fractions(), constant)
 
     def _pull(self, index: int, row: Whole, sides: Mapping[int, Tensor]) -> tuple[list[Whole], Fraction]:
         if isinstance(self.graph.nodes[index].op, Activation):

@@ -24,9 +24,9 @@ from torch import Tensor
 from polycert.sets.ball import Region
 from polycert.sets.geometry import drop_prices, power_norm
 from polycert.verification.dual_bound import ON
-from polycert.verification.leaf_lp import Leaf
+from polycert.verification.leaf_lp import LeafSolution
 from polycert.verification.nodes import Nodes
-from polycert.verification.rational import Affine, Exact, Whole
+from polycert.verification.rational import RationalForm, RationalNetwork, Whole
 from polycert.verification.reduced_problem import Reduced
 
 MOST_ROWS = 60  # equations in fractions
@@ -39,7 +39,7 @@ Numbers = list[Fraction]
 class ExactLeaf:
     """One leaf of a reduced problem."""
 
-    def __init__(self, problem: Reduced, exact: Exact, node: Nodes, leaf: Leaf) -> None:
+    def __init__(self, problem: Reduced, exact: RationalNetwork, node: Nodes, leaf: LeafSolution) -> None:
         self.region, self.exact, self.origin = problem.region, exact, problem.origin
         self.clause = problem.members[int(node.clause)]
         self.on = node.split[0] == ON
@@ -105,14 +105,14 @@ class ExactLeaf:
         found: list[int] = torch.cat([self.beta, self.weight]).nonzero().flatten().tolist()
         return found
 
-    def _row(self, k: int) -> Affine:
+    def _row(self, k: int) -> RationalForm:
         """Minus a unit that is on, a unit that is off, or a row of the specification."""
         price = torch.zeros(len(self.beta) + len(self.weight), dtype=torch.float64)
         price[k] = 1
         beta, weight = _fractions(price[: len(self.beta)]), _fractions(price[len(self.beta) :])
         return self._sum(weight, beta)
 
-    def _sum(self, weight: Numbers, beta: Numbers) -> Affine:
+    def _sum(self, weight: Numbers, beta: Numbers) -> RationalForm:
         """L as an affine function of the input."""
         graph, spec = self.origin.graph, self.origin.spec
         rows: dict[int, Whole] = {}
@@ -132,7 +132,7 @@ class ExactLeaf:
                 assert pieces is not None
                 constant -= sign * price * Fraction(pieces.ends[bend])
         pulled = self.exact.pull(rows, self.sides)
-        return Affine(pulled.coefficients, pulled.constant + constant)
+        return RationalForm(pulled.coefficients, pulled.constant + constant)
 
     def _face(self) -> Face | None:
         """What holds the solver's point; None where that is the round side of a ball."""
@@ -171,7 +171,7 @@ def _end(value: Fraction, near: Fraction, low: Fraction | None, high: Fraction |
     return high if high is not None and value >= high - near else None
 
 
-def positive(region: Region, line: Affine) -> bool:
+def positive(region: Region, line: RationalForm) -> bool:
     """Whether an affine function is proved to be positive on the region around one sample, without rounding.
 
     Exact over a box. Over other balls it is the dual bound of `geometry` with prices found in float64, for which any

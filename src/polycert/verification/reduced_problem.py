@@ -36,7 +36,7 @@ from polycert.verification.sparse import Coefficients
 from polycert.verification.specification import Specification
 
 
-class Maps(NamedTuple):
+class AffineMaps(NamedTuple):
     """Affine functions of the input and of the units: `direct x + through h + offset`, wrong by `error` at most."""
 
     direct: Tensor  # [rows, inputs]
@@ -48,13 +48,13 @@ class Maps(NamedTuple):
         """Values `[n, rows]` at inputs `[n, inputs]` and unit values `[n, units]`."""
         return x @ self.direct.T + h @ self.through.T + self.offset
 
-    def to(self, dtype: torch.dtype) -> Maps:
+    def to(self, dtype: torch.dtype) -> AffineMaps:
         """In another type."""
-        return Maps(*(part.to(dtype) for part in self))
+        return AffineMaps(*(part.to(dtype) for part in self))
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class ReductionSource:
     """Where a reduced problem comes from: what exact arithmetic needs to look at the network itself again."""
 
     graph: Graph
@@ -69,7 +69,7 @@ class Origin:
             sides[index][bend, place] = beyond
         return sides
 
-    def without(self, stable: Tensor, on: Tensor) -> Origin:
+    def without(self, stable: Tensor, on: Tensor) -> ReductionSource:
         """The same where more units have become stable."""
         sides = replace(self, units=self.units[stable]).held(on[stable])
         return replace(self, sides=sides, units=self.units[~stable])
@@ -79,10 +79,10 @@ class Origin:
 class Reduced:
     """A specification over one region, as a function of the input and of the unstable units."""
 
-    origin: Origin
+    origin: ReductionSource
     region: Region  # of one sample
-    units: Maps
-    rows: Maps
+    units: AffineMaps
+    rows: AffineMaps
     lower: Tensor  # [units], < 0
     upper: Tensor  # [units], > 0
     layers: tuple[slice, ...]  # units by layer: later ones depend on earlier ones only
@@ -114,7 +114,7 @@ class Reduced:
         gamma = self.rounding.gamma(self.units.direct.shape[1] + 2 * self.count + len(self.rows.offset))
         size, high = self.region.magnitude.flatten(), self.upper.clamp(min=0)
 
-        def total(maps: Maps) -> Tensor:
+        def total(maps: AffineMaps) -> Tensor:
             terms = maps.direct.abs() @ size + maps.through.abs() @ high + maps.offset.abs()
             return maps.error + 4 * gamma * terms
 
@@ -157,7 +157,7 @@ def reduce(graph: Graph, region: Region, intervals: Mapping[int, Interval], spec
     return composer.finish(spec)
 
 
-class Unit(NamedTuple):
+class UnstableUnits(NamedTuple):
     """Unstable bends of one activation: where they are, and what they add to its value."""
 
     bend: Tensor  # number of the bend, [units]
@@ -171,10 +171,10 @@ class Composer:
     def __init__(self, graph: Graph, region: Region, intervals: Mapping[int, Interval]) -> None:
         self.graph, self.region = graph, region
         double = {k: Interval(v.lower.double(), v.upper.double()) for k, v in intervals.items()}
-        self.run = Pass(graph, region, _straight, _unbounded, error_model(graph), double)
-        self.units: dict[int, Unit] = {}
+        self.run = Pass(graph, region, _stable_pieces, _unbounded, error_model(graph), double)
+        self.units: dict[int, UnstableUnits] = {}
         self.sides: dict[int, Tensor] = {}
-        self.parts: list[Maps] = []
+        self.parts: list[AffineMaps] = []
         self.bounds: list[Interval] = []
 
     def add_layer(self, index: int) -> None:
@@ -201,19 +201,19 @@ class Composer:
         low, high = lower[place] + shift, upper[place] + shift
         wide = outward(low, high)
         self.bounds.append(Interval(*(torch.where(shift == 0, a, b) for a, b in zip((low, high), wide, strict=True))))
-        self.units[index] = Unit(bend, place, torch.cat(changes))
+        self.units[index] = UnstableUnits(bend, place, torch.cat(changes))
 
-    def maps(self, index: int, rows: Tensor, constants: Tensor) -> Maps:
+    def maps(self, index: int, rows: Tensor, constants: Tensor) -> AffineMaps:
         """Rows `[rows, *shape]` over a node, plus constants, through all that is stable."""
         pulled = pull(self.run, index, Dense(rows.unsqueeze(0)), LOWER, keep=True)
         direct = pulled.forms[0].dense().coef.flatten(2)[0]
         through = [self._columns(pulled, k, unit, len(rows)) for k, unit in self.units.items()]
         middle, slack = (constants.new_zeros(1, len(rows)) + part for part in (pulled.middle, pulled.slack))
         empty = constants.new_zeros(len(rows), 0)
-        return Maps(direct, torch.cat([empty, *through], 1), middle[0] + constants, slack[0] * 1.01)
+        return AffineMaps(direct, torch.cat([empty, *through], 1), middle[0] + constants, slack[0] * 1.01)
 
     @staticmethod
-    def _columns(pulled: Pulled, index: int, unit: Unit, count: int) -> Tensor:
+    def _columns(pulled: Pulled, index: int, unit: UnstableUnits, count: int) -> Tensor:
         """The rows' coefficients of one activation's unstable units."""
         if index not in pulled.passed:  # not on the way
             return torch.zeros(count, len(unit.place), dtype=torch.float64)
@@ -223,13 +223,15 @@ class Composer:
         """All layers together, and the rows of the specification."""
         rows = self.maps(self.graph.output, spec.rows, spec.constants)
         ends = list(accumulate((len(part.offset) for part in self.parts), initial=0))
-        none = Maps(rows.direct[:0], rows.through[:0], rows.offset[:0], rows.error[:0])
+        none = AffineMaps(rows.direct[:0], rows.through[:0], rows.offset[:0], rows.error[:0])
         wide = [p._replace(through=F.pad(p.through, (0, ends[-1] - p.through.shape[1]))) for p in self.parts]
-        units = Maps(*(torch.cat(columns) for columns in zip(none, *wide, strict=True)))
+        units = AffineMaps(*(torch.cat(columns) for columns in zip(none, *wide, strict=True)))
         lower, upper = (torch.cat([rows.offset[:0], *(b[side] for b in self.bounds)]) for side in (0, 1))
         layers = tuple(slice(begin, end) for begin, end in pairwise(ends))
         places = [torch.stack([torch.full_like(u.place, k), u.bend, u.place], 1) for k, u in self.units.items()]
-        origin = Origin(self.graph, spec, self.sides, torch.cat([torch.zeros(0, 3, dtype=torch.long), *places]))
+        origin = ReductionSource(
+            self.graph, spec, self.sides, torch.cat([torch.zeros(0, 3, dtype=torch.long), *places])
+        )
         return Reduced(origin, self.region, units, rows, lower, upper, layers, spec.members)
 
 
@@ -239,7 +241,7 @@ def piecewise_linear(graph: Graph) -> bool:
     return all(isinstance(op, Activation) and op.pieces is not None for op in ops)
 
 
-def _straight(activation: Activation, given: Interval, rounding: Rounding | None) -> Lines:
+def _stable_pieces(activation: Activation, given: Interval, rounding: Rounding | None) -> Lines:
     """The pieces whose bends are settled; unstable bends are left to the units."""
     pieces = activation.pieces
     assert pieces is not None

@@ -13,11 +13,11 @@ from polycert.forms import Shape
 from polycert.graph import Graph, Network
 from polycert.sets.ball import Region
 from polycert.sets.rounding import holds
-from polycert.verification.rational import Exact
+from polycert.verification.rational import RationalNetwork
 
 
 @dataclass(frozen=True, eq=False)
-class Frozen(Network):
+class NetworkSnapshot(Network):
     """The graph in the network's own type and in float64; unlike a captured module it can be sent to a process."""
 
     own: Graph
@@ -28,16 +28,16 @@ class Frozen(Network):
     had_softmax: bool
 
     @staticmethod
-    def of(net: Network) -> Frozen:
+    def of(net: Network) -> NetworkSnapshot:
         """A snapshot, on the CPU; refuses weights that no proof covers."""
-        if isinstance(net, Frozen):
+        if isinstance(net, NetworkSnapshot):
             return net
         with torch.no_grad():
             own, double = net.bind(), net.bind(torch.float64)
             if own.device.type != "cpu":
                 raise PolycertError(f"the exact certifier works on the CPU, but the model is on {own.device}: move it")
             proof = provable(net, own)
-        return Frozen(own, double, proof, net.input_shape, net.output_shape, net.softmax)
+        return NetworkSnapshot(own, double, proof, net.input_shape, net.output_shape, net.softmax)
 
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
         """One of the two graphs."""
@@ -53,9 +53,9 @@ class Frozen(Network):
         return self.had_softmax
 
     @cached_property
-    def exact(self) -> Exact:
+    def exact(self) -> RationalNetwork:
         """The network in exact arithmetic."""
-        return Exact(self.double)
+        return RationalNetwork(self.double)
 
     def proving(self, region: Region) -> Graph:
         """The cheapest graph whose bounds over a region are proofs: inputs must survive its type."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from polycert.verification.counterexample import Witness
+from polycert.verification.counterexample import Counterexample
 
 ROBUST, FALSIFIED, UNKNOWN = "robust", "falsified", "unknown"
 # What an answer rests on: a proof with all rounding covered, or a solver's word, which holds up to its tolerances and
@@ -13,17 +13,17 @@ ROBUST, FALSIFIED, UNKNOWN = "robust", "falsified", "unknown"
 RIGOROUS, SOLVER = "rigorous", "solver"
 
 
-class Result(NamedTuple):
+class SearchResult(NamedTuple):
     """How a search ended."""
 
     status: str
     stage: str
-    witness: Witness | None = None
+    witness: Counterexample | None = None
     proof: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Decision:
+class Verdict:
     """The answer for one input.
 
     Attributes:
@@ -39,13 +39,13 @@ class Decision:
 
     status: str
     stage: str
-    witness: Witness | None = None
+    witness: Counterexample | None = None
     proof: str | None = None
     evaluations: int = 0
     nodes: int = 0
     seconds: float = 0.0
     resumed: bool = False
 
-    def trusting(self) -> Decision:
+    def trusting(self) -> Verdict:
         """The same with a solver's word taken for a proof: `robust`, still marked by its `proof`."""
         return replace(self, status=ROBUST) if self.proof == SOLVER else self

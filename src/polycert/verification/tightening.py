@@ -15,9 +15,9 @@ from torch import Tensor
 
 from polycert.verification.beta_crown import ascend
 from polycert.verification.budget import Budget
-from polycert.verification.dual_bound import Aim, multipliers, proved_bound
+from polycert.verification.dual_bound import DualObjective, multipliers, proved_bound
 from polycert.verification.nodes import Nodes
-from polycert.verification.reduced_problem import Maps, Reduced
+from polycert.verification.reduced_problem import AffineMaps, Reduced
 
 STEPS = 10
 ROWS = 512  # bounds at a time
@@ -36,9 +36,9 @@ def refine(problem: Reduced, budget: Budget) -> Reduced:
 def _bounds(problem: Reduced, layer: slice, budget: Budget) -> tuple[Tensor, Tensor]:
     """New bounds of one layer's units."""
     before = layer.start
-    own = Maps(*(part[layer] for part in problem.units))
-    rows = Maps(*(torch.cat([part, sign * part]) for part, sign in zip(own, (-1, -1, -1, 1), strict=True)))
-    earlier = Maps(*(part[:before] for part in problem.units))
+    own = AffineMaps(*(part[layer] for part in problem.units))
+    rows = AffineMaps(*(torch.cat([part, sign * part]) for part, sign in zip(own, (-1, -1, -1, 1), strict=True)))
+    earlier = AffineMaps(*(part[:before] for part in problem.units))
     part = replace(
         problem,
         units=earlier._replace(through=earlier.through[:, :before]),
@@ -62,7 +62,7 @@ def _split(nodes: Nodes) -> list[Nodes]:
 def _proved(part: Reduced, fast: Reduced, nodes: Nodes) -> Tensor:
     found = ascend(fast, nodes, steps=STEPS).nodes
     weight = found.weight.double()
-    at = multipliers(part, found.split, found.alpha.double(), found.beta.double(), Aim.of(part, weight))
+    at = multipliers(part, found.split, found.alpha.double(), found.beta.double(), DualObjective.of(part, weight))
     return proved_bound(part, found.split, at.nu, weight)
 
 
@@ -81,7 +81,7 @@ def _without(problem: Reduced, stable: Tensor) -> Reduced:
         here = torch.zeros_like(on)
         here[layer] = on[layer]
         if bool(here.any()):
-            inner = Maps(*(part[here] for part in units))
+            inner = AffineMaps(*(part[here] for part in units))
             slack = replace(problem, units=units).slack[0][here]  # with the errors of what it is composed of
             units, rows = (_composed(maps, inner, here, slack) for maps in (units, rows))
     left = ~stable
@@ -90,7 +90,7 @@ def _without(problem: Reduced, stable: Tensor) -> Reduced:
     return replace(
         problem,
         origin=problem.origin.without(stable, on),
-        units=Maps(*(part[left] for part in units._replace(through=units.through[:, left]))),
+        units=AffineMaps(*(part[left] for part in units._replace(through=units.through[:, left]))),
         rows=rows._replace(through=rows.through[:, left]),
         lower=problem.lower[left],
         upper=problem.upper[left],
@@ -98,12 +98,12 @@ def _without(problem: Reduced, stable: Tensor) -> Reduced:
     )
 
 
-def _composed(maps: Maps, inner: Maps, here: Tensor, slack: Tensor) -> Maps:
+def _composed(maps: AffineMaps, inner: AffineMaps, here: Tensor, slack: Tensor) -> AffineMaps:
     """Maps in which some units' values are replaced by the units' own equations: they are on, so h = z."""
     weight = maps.through[:, here]
     through = maps.through.clone()
     through[:, here] = 0
-    return Maps(
+    return AffineMaps(
         maps.direct + weight @ inner.direct,
         through + weight @ inner.through,
         maps.offset + weight @ inner.offset,

@@ -13,7 +13,7 @@ from polycert.verification.budget import Budget
 from polycert.verification.cascade import OUT_OF_TIME
 from polycert.verification.pool import Answers, answers
 from polycert.verification.question import Question
-from polycert.verification.status import UNKNOWN, Decision
+from polycert.verification.status import UNKNOWN, Verdict
 
 # Most samples are decided within seconds or not within a minute. Each round begins anew, which costs a third at most.
 FIRST_SECONDS, GROWTH = 4.0, 4.0
@@ -22,7 +22,7 @@ FIRST_SECONDS, GROWTH = 4.0, 4.0
 def in_rounds(question: Question, positions: Tensor, *, batch: int, workers: int, seconds: float) -> Answers:
     """`answers` with short limits first; what the last round leaves open comes last."""
     budget, left = Budget(seconds), positions
-    undecided: dict[int, Decision] = {}
+    undecided: dict[int, Verdict] = {}
     for timeout in _timeouts(question.settings.timeout, seconds):
         asked = replace(question, settings=replace(question.settings, timeout=timeout))
         for position, decision in answers(asked, left, batch=batch, workers=workers, seconds=budget.left):
@@ -46,7 +46,7 @@ def _timeouts(most: float, seconds: float) -> Iterator[float]:
     yield most
 
 
-def _added(before: Decision | None, decision: Decision) -> Decision:
+def _added(before: Verdict | None, decision: Verdict) -> Verdict:
     """A decision with what earlier rounds have spent on the sample."""
     if before is None:
         return decision

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from polycert.records.certificates import save_frame
 from polycert.sets.ball import norm_text
-from polycert.verification.status import FALSIFIED, ROBUST, Decision
+from polycert.verification.status import FALSIFIED, ROBUST, Verdict
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class SampleVerdict:
     """The decision about one sample."""
 
     index: int
     label: int
     prediction: int
     eps: float
-    decision: Decision
+    decision: Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,14 +35,14 @@ class Verdicts:
         norm: of the ball.
     """
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[SampleVerdict, ...]
     norm: float
 
     def __len__(self) -> int:
         return len(self.verdicts)
 
     @property
-    def decisions(self) -> tuple[Decision, ...]:
+    def decisions(self) -> tuple[Verdict, ...]:
         """The decisions alone."""
         return tuple(v.decision for v in self.verdicts)
 

@@ -19,11 +19,11 @@ from polycert.graph.inputs import as_inputs, as_labels, check_finite
 from polycert.sets.ball import Array, Ball
 from polycert.verification.journal import open_journal
 from polycert.verification.milp import get_solver
-from polycert.verification.question import Question, Settings
-from polycert.verification.snapshot import Frozen
-from polycert.verification.status import Decision
+from polycert.verification.question import Question, VerificationSettings
+from polycert.verification.snapshot import NetworkSnapshot
+from polycert.verification.status import Verdict
 from polycert.verification.time_limits import in_rounds
-from polycert.verification.verdicts import Verdict, Verdicts
+from polycert.verification.verdicts import SampleVerdict, Verdicts
 
 Progress = Callable[[int, int], None]  # samples done, samples in all
 
@@ -76,9 +76,9 @@ def verify(
         raise PolycertError(f"timeout and total must be seconds above 0, got {timeout} and {total}")
     get_solver(solver)
     check_counts(workers=workers, memory=memory)
-    question = ask(net, x, y, ball, Settings(timeout=timeout, memory=memory, solver=solver, seed=seed))
+    question = ask(net, x, y, ball, VerificationSettings(timeout=timeout, memory=memory, solver=solver, seed=seed))
     batch = batch_size_for(question.net.own, batch_size=batch_size)
-    found: dict[int, Decision] = {}
+    found: dict[int, Verdict] = {}
     with closing(decisions(question, batch=batch, workers=workers, total=total, journal=journal)) as verdicts:
         for position, decision in verdicts:
             found[position] = decision.trusting() if trust_solver else decision
@@ -88,13 +88,18 @@ def verify(
 
 
 def ask(
-    net: Network | nn.Module, x: Array, y: Array | None, ball: Ball, settings: Settings, index: Tensor | None = None
+    net: Network | nn.Module,
+    x: Array,
+    y: Array | None,
+    ball: Ball,
+    settings: VerificationSettings,
+    index: Tensor | None = None,
 ) -> Question:
     """Check what was given, and make a question of it."""
     network, inputs = as_inputs(net, x)
     region = ball.at(inputs.double())
     network.check_inside(region)
-    frozen = Frozen.of(network)
+    frozen = NetworkSnapshot.of(network)
     classes = classes_of(frozen.own)
     with torch.no_grad():
         outputs = torch.cat([frozen.own.forward(part.to(frozen.own.dtype)) for part in inputs.split(1000)])
@@ -107,7 +112,7 @@ def ask(
 
 def decisions(
     question: Question, *, batch: int, workers: int, total: float, journal: str | os.PathLike[str] | None = None
-) -> Generator[tuple[int, Decision], None, None]:
+) -> Generator[tuple[int, Verdict], None, None]:
     """Decide all samples, in any order: pairs of position and decision, first those that the journal holds.
 
     The journal is locked until the generator is closed.
@@ -123,10 +128,10 @@ def decisions(
             yield position, decision
 
 
-def collect(question: Question, found: dict[int, Decision]) -> Verdicts:
+def collect(question: Question, found: dict[int, Verdict]) -> Verdicts:
     """Records of the samples that have a decision, in their order."""
     verdicts = [
-        Verdict(
+        SampleVerdict(
             int(question.index[k]),
             int(question.label[k]),
             int(question.prediction[k]),

@@ -1,5 +1,5 @@
 """ONNX files to networks and back, with a reader of our own: nothing in a file is executed."""
 
-from polycert.graph.onnx.imported import Imported, read_onnx
+from polycert.graph.onnx.imported import OnnxNetwork, read_onnx
 
-__all__ = ["Imported", "read_onnx"]
+__all__ = ["OnnxNetwork", "read_onnx"]

@@ -8,23 +8,23 @@ from collections.abc import Callable
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import Building, Value
+from polycert.graph.onnx.builder import GraphBuilder, OnnxValue
 from polycert.graph.onnx.constant_folding import FLOAT_TYPES, axis_of, common_shape, scalar
 from polycert.graph.onnx.op_registry import TABLE, Entry, Inputs, constant, entry, floats, variable
-from polycert.graph.onnx.program import Call, Shape, checked_shape
+from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
 from polycert.graph.onnx.scale_shift import lowered, raised, shifted
 from polycert.rules import Op
 from polycert.rules.activation import Arctan, Erf, LeakyRelu, Relu, Tanh
 from polycert.rules.affine import Add
 from polycert.rules.bilinear import softmax
-from polycert.rules.decomposition import Recipe
+from polycert.rules.decomposition import Decomposition
 from polycert.rules.smooth import Elu, Exp, Gelu, Softplus, Square, TanhGelu
 
 
-def elementwise(make: Callable[[Call, Shape], Op | Recipe]) -> Entry:
+def elementwise(make: Callable[[OnnxCall, Shape], Op | Decomposition]) -> Entry:
     """An op that keeps the shape."""
 
-    def build(b: Building, call: Call, inputs: Inputs) -> Value:
+    def build(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
         x = variable(call, inputs[0])
         return b.put(call, make(call, b.nodes[x.index].shape), x.shape, x)
 
@@ -44,12 +44,12 @@ TABLE["Atan"] = elementwise(lambda call, shape: Arctan(shape))
 
 
 @entry("Identity")
-def _identity(b: Building, call: Call, inputs: Inputs) -> Value:
+def _identity(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return variable(call, inputs[0])
 
 
 @entry("Dropout")
-def _dropout(b: Building, call: Call, inputs: Inputs) -> Value:
+def _dropout(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """Nothing in evaluation; in training mode it is random unless its ratio is 0."""
     mode, share = constant(call, inputs, 2), constant(call, inputs, 1)
     training = call.get("is_test", 1) == 0 if mode is None else scalar(call, mode) != 0
@@ -60,14 +60,14 @@ def _dropout(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("Cast")
-def _cast(b: Building, call: Call, inputs: Inputs) -> Value:
+def _cast(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     if call.get("to") not in FLOAT_TYPES:
         raise PolycertError(f"{call} casts the network's values to another kind of number, which is not continuous")
     return variable(call, inputs[0])
 
 
 @entry("Elu")
-def _elu(b: Building, call: Call, inputs: Inputs) -> Value:
+def _elu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     if call.number("alpha", 1.0) != 1:
         raise PolycertError(f"{call} is supported with alpha 1 only")
     x = variable(call, inputs[0])
@@ -75,7 +75,7 @@ def _elu(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("Clip")
-def _clip(b: Building, call: Call, inputs: Inputs) -> Value:
+def _clip(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     ends = [call.get("min"), call.get("max")] if b.opset < 11 else [constant(call, inputs, k) for k in (1, 2)]
     low, high = (side * math.inf if end is None else scalar(call, end) for side, end in zip((-1, 1), ends, strict=True))
@@ -84,7 +84,7 @@ def _clip(b: Building, call: Call, inputs: Inputs) -> Value:
     return _limited(b, call, x, low, high)
 
 
-def _limited(b: Building, call: Call, x: Value, low: float, high: float) -> Value:
+def _limited(b: GraphBuilder, call: OnnxCall, x: OnnxValue, low: float, high: float) -> OnnxValue:
     """`min(max(x, low), high)`; the ends of the file's type are what ONNX calls no limit."""
     largest = float(np.finfo(b.program.input_type).max)
     if low > -largest:
@@ -93,14 +93,14 @@ def _limited(b: Building, call: Call, x: Value, low: float, high: float) -> Valu
 
 
 @entry("HardSigmoid")
-def _hard_sigmoid(b: Building, call: Call, inputs: Inputs) -> Value:
+def _hard_sigmoid(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     line = shifted(b, call, x, call.number("alpha", 0.2), call.number("beta", 0.5))
     return _limited(b, call, line, 0.0, 1.0)
 
 
 @entry("PRelu")
-def _prelu(b: Building, call: Call, inputs: Inputs) -> Value:
+def _prelu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """`relu(x) - leak relu(-x)`, with a leak for each channel."""
     x, leak = variable(call, inputs[0]), floats(call, inputs, 1)
     shape = b.nodes[x.index].shape
@@ -110,7 +110,7 @@ def _prelu(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("Pow")
-def _pow(b: Building, call: Call, inputs: Inputs) -> Value:
+def _pow(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x, power = variable(call, inputs[0]), floats(call, inputs, 1)
     if not power.size or (power != 2).any():
         raise PolycertError(f"{call} is supported for the power 2 only")
@@ -119,7 +119,7 @@ def _pow(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("Softmax")
-def _softmax(b: Building, call: Call, inputs: Inputs) -> Value:
+def _softmax(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     axis = axis_of(call.get("axis", 1 if b.opset < 13 else -1), len(x.shape), call)
     if axis != len(x.shape) - 1:

@@ -9,67 +9,67 @@ from functools import reduce
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import Building, Known, Value, inner
+from polycert.graph.onnx.builder import GraphBuilder, Known, OnnxValue, inner
 from polycert.graph.onnx.constant_folding import axis_of, common_shape, reduced_axes, spread
 from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
-from polycert.graph.onnx.program import Call, Shape, checked_shape
+from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
 from polycert.graph.onnx.scale_shift import lowered, raised, ratio, shifted
 from polycert.graph.onnx.shape_ops import permuted
 from polycert.rules import Op
 from polycert.rules.activation import Tanh
 from polycert.rules.affine import Add, MatMul
 from polycert.rules.bilinear import bilinear, product
-from polycert.rules.decomposition import Recipe
+from polycert.rules.decomposition import Decomposition
 from polycert.rules.maximum import larger
 from polycert.rules.reduce import reduction
 from polycert.rules.smooth import Silu, Square
 
 
-def _broadcast(b: Building, call: Call, inputs: Inputs) -> tuple[Known, Known, Shape]:
+def _broadcast(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> tuple[Known, Known, Shape]:
     """Two operands, the values among them brought to the common shape."""
     first, second = inputs[0], inputs[1]
     if first is None or second is None:
         raise PolycertError(f"{call} lacks an input")
     shape = common_shape(call, first.shape, second.shape)
-    wide = [b.expand(call, v, shape) if isinstance(v, Value) else v for v in (first, second)]
+    wide = [b.expand(call, v, shape) if isinstance(v, OnnxValue) else v for v in (first, second)]
     return wide[0], wide[1], shape
 
 
 @entry("Add", "Sub")
-def _add(b: Building, call: Call, inputs: Inputs) -> Value:
+def _add(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     first, second, shape = _broadcast(b, call, inputs)
     sign = 1 if call.op == "Add" else -1
-    if isinstance(first, Value) and isinstance(second, Value):
+    if isinstance(first, OnnxValue) and isinstance(second, OnnxValue):
         return b.put(call, Add(inner(shape), (1, sign)), shape, first, second)
-    if isinstance(first, Value):
+    if isinstance(first, OnnxValue):
         return shifted(b, call, first, None, sign * np.asarray(second))
     x = variable(call, second)
     return shifted(b, call, x, None if sign > 0 else -1.0, first)
 
 
 @entry("Sum")
-def _sum(b: Building, call: Call, inputs: Inputs) -> Value:
+def _sum(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     total = inputs[0]
     for part in inputs[1:]:
-        total = _add(b, Call("Add", call.name, call.inputs, call.outputs), [total, part])
+        total = _add(b, OnnxCall("Add", call.name, call.inputs, call.outputs), [total, part])
     return variable(call, total)
 
 
 @entry("Neg")
-def _neg(b: Building, call: Call, inputs: Inputs) -> Value:
+def _neg(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return shifted(b, call, variable(call, inputs[0]), -1.0, None)
 
 
 @entry("Mul")
-def _mul(b: Building, call: Call, inputs: Inputs) -> Value:
+def _mul(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     first, second, shape = _broadcast(b, call, inputs)
-    if isinstance(first, Value) and isinstance(second, Value):
+    if isinstance(first, OnnxValue) and isinstance(second, OnnxValue):
         return b.put(call, _known_product(b, first, second), shape, *_operands(b, first, second))
-    x, factor = (first, second) if isinstance(first, Value) else (variable(call, second), first)
+    x, factor = (first, second) if isinstance(first, OnnxValue) else (variable(call, second), first)
     return shifted(b, call, x, factor, None)
 
 
-def _known_product(b: Building, first: Value, second: Value) -> Op | Recipe:
+def _known_product(b: GraphBuilder, first: OnnxValue, second: OnnxValue) -> Op | Decomposition:
     """A product of two values; a square and a gate by the value's own sigmoid have better bounds than others."""
     shape = b.nodes[first.index].shape
     if first.index == second.index:
@@ -79,13 +79,13 @@ def _known_product(b: Building, first: Value, second: Value) -> Op | Recipe:
     return product(shape, b.like)
 
 
-def _gates(b: Building, gate: Value, value: Value) -> bool:
+def _gates(b: GraphBuilder, gate: OnnxValue, value: OnnxValue) -> bool:
     node = b.nodes[gate.index]
     sigmoid = isinstance(node.op, Tanh) and (node.op.shift, node.op.outer, node.op.inner) == (0.5, 0.5, 0.5)
     return sigmoid and node.inputs == (value.index,)
 
 
-def _operands(b: Building, first: Value, second: Value) -> list[Value]:
+def _operands(b: GraphBuilder, first: OnnxValue, second: OnnxValue) -> list[OnnxValue]:
     """What the product is a function of: one value, if it is a square or a gate."""
     if first.index == second.index or _gates(b, second, first):
         return [first]
@@ -93,9 +93,9 @@ def _operands(b: Building, first: Value, second: Value) -> list[Value]:
 
 
 @entry("Max", "Min")
-def _max(b: Building, call: Call, inputs: Inputs) -> Value:
+def _max(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """The largest or smallest of several operands: of the values in turn, then of that and the constants."""
-    values = [operand for operand in inputs if isinstance(operand, Value)]
+    values = [operand for operand in inputs if isinstance(operand, OnnxValue)]
     constants = [operand for operand in inputs if isinstance(operand, np.ndarray)]
     shape = common_shape(call, *(value.shape for value in values), *(array.shape for array in constants))
     total, *others = (b.expand(call, value, shape) for value in values)
@@ -107,22 +107,22 @@ def _max(b: Building, call: Call, inputs: Inputs) -> Value:
     return limit(b, call, total, spread(call, reduce(extreme, constants), shape))
 
 
-def _larger(b: Building, call: Call, first: Value, second: Value) -> Value:
-    recipe = Recipe(inner(first.shape), inner(first.shape))
+def _larger(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValue) -> OnnxValue:
+    recipe = Decomposition(inner(first.shape), inner(first.shape))
     larger(recipe, 0, 1)
     return b.put(call, recipe, first.shape, first, second)
 
 
-def _smaller(b: Building, call: Call, first: Value, second: Value) -> Value:
+def _smaller(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValue) -> OnnxValue:
     """`min(a, b) = -max(-a, -b)`."""
     sides = [shifted(b, call, side, -1.0, None) for side in (first, second)]
     return shifted(b, call, _larger(b, call, *sides), -1.0, None)
 
 
 @entry("Div")
-def _div(b: Building, call: Call, inputs: Inputs) -> Value:
+def _div(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     first, second, _ = _broadcast(b, call, inputs)
-    if isinstance(second, Value):
+    if isinstance(second, OnnxValue):
         raise PolycertError(f"{call} divides by a value that depends on the input, which is not supported")
     divisor = np.asarray(second, dtype=np.float64)
     if (divisor == 0).any():
@@ -131,7 +131,7 @@ def _div(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("Gemm")
-def _gemm(b: Building, call: Call, inputs: Inputs) -> Value:
+def _gemm(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """`alpha x B + beta C`, C broadcast to the product."""
     x, weight, offset = variable(call, inputs[0]), floats(call, inputs, 1), constant(call, inputs, 2)
     if len(x.shape) != 2 or weight.ndim != 2:
@@ -153,8 +153,8 @@ def _gemm(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 def _product(
-    b: Building, call: Call, x: Value, matrix: np.ndarray, shape: Shape, offset: np.ndarray | None = None
-) -> Value:
+    b: GraphBuilder, call: OnnxCall, x: OnnxValue, matrix: np.ndarray, shape: Shape, offset: np.ndarray | None = None
+) -> OnnxValue:
     """`x matrix^T + offset` over the last axis."""
     if x.shape[-1] != matrix.shape[1]:
         raise PolycertError(f"{call} multiplies {list(x.shape)} by a matrix of shape {list(matrix.T.shape)}")
@@ -165,11 +165,11 @@ def _product(
 
 
 @entry("MatMul")
-def _matmul(b: Building, call: Call, inputs: Inputs) -> Value:
+def _matmul(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     first, second = inputs[0], inputs[1]
-    if isinstance(first, Value) and isinstance(second, Value):
+    if isinstance(first, OnnxValue) and isinstance(second, OnnxValue):
         return _bilinear(b, call, first, second)
-    if isinstance(first, Value):
+    if isinstance(first, OnnxValue):
         matrix = floats(call, inputs, 1)
         if matrix.ndim == 1:
             return _product(b, call, first, matrix[None], first.shape[:-1])
@@ -179,7 +179,7 @@ def _matmul(b: Building, call: Call, inputs: Inputs) -> Value:
     return _from_left(b, call, floats(call, inputs, 0), variable(call, second))
 
 
-def _from_left(b: Building, call: Call, given: np.ndarray, x: Value) -> Value:
+def _from_left(b: GraphBuilder, call: OnnxCall, given: np.ndarray, x: OnnxValue) -> OnnxValue:
     """A constant matrix times the value; axes of size 1 before the matrix are axes of the result as well."""
     if given.ndim < 2 or math.prod(given.shape[:-2]) != 1:
         raise PolycertError(
@@ -194,7 +194,7 @@ def _from_left(b: Building, call: Call, given: np.ndarray, x: Value) -> Value:
     return b.reshape(call, made, (*common_shape(call, given.shape[:-2], x.shape[:-2]), *made.shape[-2:]))
 
 
-def _bilinear(b: Building, call: Call, first: Value, second: Value) -> Value:
+def _bilinear(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValue) -> OnnxValue:
     if len(first.shape) < 2 or len(second.shape) < 2 or first.shape[-1] != second.shape[-2]:
         raise PolycertError(f"{call} multiplies shapes {list(first.shape)} and {list(second.shape)} that do not fit")
     outer = common_shape(call, first.shape[:-2], second.shape[:-2])
@@ -208,7 +208,7 @@ def _bilinear(b: Building, call: Call, first: Value, second: Value) -> Value:
 
 
 @entry("BatchNormalization")
-def _batch_norm(b: Building, call: Call, inputs: Inputs) -> Value:
+def _batch_norm(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """`scale (x - mean) / sqrt(variance + epsilon) + bias`, the statistics along the second axis."""
     x = variable(call, inputs[0])
     if call.get("training_mode", 0) or (b.opset < 14 and len(call.outputs) > 1):
@@ -226,7 +226,7 @@ def _batch_norm(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("ReduceMean", "ReduceSum")
-def _reduce(b: Building, call: Call, inputs: Inputs) -> Value:
+def _reduce(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     axes = reduced_axes(call, list(inputs), len(x.shape), b.opset, 13 if call.op == "ReduceSum" else 18)
     if not axes:
@@ -234,7 +234,7 @@ def _reduce(b: Building, call: Call, inputs: Inputs) -> Value:
     return reduced(b, call, x, axes, mean=call.op == "ReduceMean", keep=bool(call.get("keepdims", 1)))
 
 
-def reduced(b: Building, call: Call, x: Value, axes: Sequence[int], *, mean: bool, keep: bool) -> Value:
+def reduced(b: GraphBuilder, call: OnnxCall, x: OnnxValue, axes: Sequence[int], *, mean: bool, keep: bool) -> OnnxValue:
     """The sum or mean over some axes."""
     chosen = {axis_of(axis, len(x.shape), call) for axis in axes}
     if math.prod(x.shape) == 0:

@@ -13,9 +13,9 @@ from torch import Tensor
 from polycert.errors import PolycertError
 from polycert.graph.graph import Node, append
 from polycert.graph.onnx.constant_folding import ARITHMETIC, FLOAT_TYPES, FOLDS, constant_of, spread
-from polycert.graph.onnx.program import Call, Program, Shape, checked_shape
+from polycert.graph.onnx.program import OnnxCall, OnnxProgram, Shape, checked_shape
 from polycert.rules import Op
-from polycert.rules.decomposition import Recipe
+from polycert.rules.decomposition import Decomposition
 from polycert.rules.indexing import Pick, places_of
 from polycert.rules.shape import Reshape
 
@@ -23,14 +23,14 @@ BUDGET = 2**25  # entries of all values that are computed while a file is read
 
 
 @dataclass(frozen=True)
-class Value:
+class OnnxValue:
     """A tensor that depends on the input: its node, and its shape in the file (with the batch of one, if any)."""
 
     index: int
     shape: Shape
 
 
-Known = Value | np.ndarray | None
+Known = OnnxValue | np.ndarray | None
 
 
 def inner(shape: Shape) -> Shape:
@@ -39,16 +39,16 @@ def inner(shape: Shape) -> Shape:
 
 
 @dataclass(eq=False)
-class Building:
+class GraphBuilder:
     """A graph under construction. Constants are arrays until an op needs them as tensors of the graph's type."""
 
-    program: Program
+    program: OnnxProgram
     like: Tensor
     nodes: list[Node] = field(default_factory=list)
     computed: list[str] = field(default_factory=list)  # constants that were rounded on the way
     spent: int = 0
 
-    def spend(self, call: Call, shape: Shape) -> None:
+    def spend(self, call: OnnxCall, shape: Shape) -> None:
         """Count a computed value's entries: a small file may ask for much in many places."""
         self.spent += math.prod(checked_shape(shape, str(call)))
         if self.spent > BUDGET:
@@ -59,53 +59,53 @@ class Building:
         """Version of the operators' definitions."""
         return self.program.opset
 
-    def tensor(self, call: Call, array: Any) -> Tensor:
+    def tensor(self, call: OnnxCall, array: Any) -> Tensor:
         """A constant of the file in the graph's type; nothing is proved with one that this type does not hold."""
         found = self.rounded(call, array)
         if not np.array_equal(found.double().cpu(), array):
             self.computed.append(call.label)
         return found
 
-    def rounded(self, call: Call, array: Any) -> Tensor:
+    def rounded(self, call: OnnxCall, array: Any) -> Tensor:
         """Finite numbers in the graph's type, for those whose rounding the op covers."""
         found = torch.from_numpy(np.array(array, dtype=np.float64)).to(self.like)
         if not bool(torch.isfinite(found).all()):
             raise PolycertError(f"{call} has a constant that is not a finite number in {self.like.dtype}")
         return found
 
-    def put(self, call: Call, made: Op | Recipe, shape: Shape, *sources: Value | int) -> Value:
+    def put(self, call: OnnxCall, made: Op | Decomposition, shape: Shape, *sources: OnnxValue | int) -> OnnxValue:
         """Append an op over these nodes; `shape` is the result's in the file."""
         if 0 in shape:
             raise PolycertError(f"{call} has an empty result, of shape {list(shape)}")
         before = len(self.nodes)
-        places = tuple(s.index if isinstance(s, Value) else s for s in sources)
+        places = tuple(s.index if isinstance(s, OnnxValue) else s for s in sources)
         result = append(self.nodes, call.label, made, places)[0]
         for node in self.nodes[before:]:
             self.spend(call, node.shape)
-        return Value(result, shape)
+        return OnnxValue(result, shape)
 
-    def view(self, call: Call, value: Value, shape: Shape) -> int:
+    def view(self, call: OnnxCall, value: OnnxValue, shape: Shape) -> int:
         """The node of a value seen in another shape of as many entries."""
         now = self.nodes[value.index].shape
         if now == shape:
             return value.index
         return self.put(call, Reshape(now, shape), shape, value).index
 
-    def reshape(self, call: Call, value: Value, shape: Shape) -> Value:
+    def reshape(self, call: OnnxCall, value: OnnxValue, shape: Shape) -> OnnxValue:
         """The value in another shape."""
-        return Value(self.view(call, value, inner(checked_shape(shape, str(call)))), shape)
+        return OnnxValue(self.view(call, value, inner(checked_shape(shape, str(call)))), shape)
 
-    def pick(self, call: Call, value: Value, places: Tensor) -> Value:
+    def pick(self, call: OnnxCall, value: OnnxValue, places: Tensor) -> OnnxValue:
         """Entries of a value, by their places in it."""
         shape = tuple(places.shape)
         source = self.nodes[value.index].shape
         return self.put(call, Pick.of(places.reshape(inner(shape)), source), shape, value)
 
-    def places(self, value: Value) -> Tensor:
+    def places(self, value: OnnxValue) -> Tensor:
         """The place of every entry, in the file's shape."""
         return places_of(value.shape, self.like)
 
-    def expand(self, call: Call, value: Value, shape: Shape) -> Value:
+    def expand(self, call: OnnxCall, value: OnnxValue, shape: Shape) -> OnnxValue:
         """The value broadcast to a larger shape."""
         if value.shape == shape:
             return value
@@ -123,13 +123,13 @@ class Built(NamedTuple):
     makers: list[int]  # for each node the call that appended it; -1 for the input
 
 
-def build(program: Program, like: Tensor) -> Built:
+def build(program: OnnxProgram, like: Tensor) -> Built:
     """The nodes of a program, in the type and on the device of `like`."""
     from polycert.graph.onnx.all_ops import TABLE
 
-    building = Building(program, like)
+    building = GraphBuilder(program, like)
     building.nodes.append(Node("input", None, (), inner(program.input_shape)))
-    known: dict[str, Known] = {"": None, program.input_name: Value(0, program.input_shape), **program.tensors}
+    known: dict[str, Known] = {"": None, program.input_name: OnnxValue(0, program.input_shape), **program.tensors}
     _refuse_unknown(program, {*TABLE, *FOLDS, "Constant", "Shape", "Size"})
     makers = [-1]
     for position, call in enumerate(program.calls):
@@ -140,19 +140,19 @@ def build(program: Program, like: Tensor) -> Built:
         known.update((name, value) for name, value in zip(call.outputs, results, strict=False) if name)
         makers += [position] * (len(building.nodes) - len(makers))
     result = known.get(program.output_name)
-    if not isinstance(result, Value):
+    if not isinstance(result, OnnxValue):
         raise PolycertError("the network's output does not depend on its input")
     held = {name: value for name, value in known.items() if name and name not in program.tensors}
     return Built(building.nodes, result.index, tuple(building.computed), held, makers)
 
 
-def _refuse_unknown(program: Program, supported: set[str]) -> None:
+def _refuse_unknown(program: OnnxProgram, supported: set[str]) -> None:
     unknown = sorted({str(call) for call in program.calls if call.op not in supported})
     if unknown:
         raise PolycertError(f"no rule for {', '.join(unknown[:5])}: supported are {', '.join(sorted(supported))}")
 
 
-def _run(building: Building, call: Call, inputs: list[Known]) -> list[Known]:
+def _run(building: GraphBuilder, call: OnnxCall, inputs: list[Known]) -> list[Known]:
     from polycert.graph.onnx.all_ops import TABLE
 
     if call.op == "Constant":
@@ -163,15 +163,15 @@ def _run(building: Building, call: Call, inputs: list[Known]) -> list[Known]:
         if call.op == "Size":
             return [np.asarray(sizes.prod())]
         return [sizes[slice(call.get("start"), call.get("end"))]]
-    if any(isinstance(value, Value) for value in inputs):
+    if any(isinstance(value, OnnxValue) for value in inputs):
         if call.op not in TABLE:
             raise PolycertError(f"no rule for {call} of values that depend on the input")
         made = TABLE[call.op](building, call, inputs)
-        return [made] if isinstance(made, Value) else list(made)
+        return [made] if isinstance(made, OnnxValue) else list(made)
     return [_fold(building, call, inputs)]
 
 
-def _fold(building: Building, call: Call, inputs: list[Known]) -> np.ndarray:
+def _fold(building: GraphBuilder, call: OnnxCall, inputs: list[Known]) -> np.ndarray:
     if call.op not in FOLDS:
         raise PolycertError(f"no rule for {call} of constants")
     result = np.asarray(FOLDS[call.op](call, list(inputs), building.opset))

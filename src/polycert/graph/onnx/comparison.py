@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.onnxruntime_check import Replay
+from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
 from polycert.graph.onnx.program import Shape
 from polycert.graph.onnx.value_places import Place, Trace
 from polycert.graph.same_outputs import Close, close_to, moved, noise_of, peak, sizes_of, spread_out, step_of
@@ -31,7 +31,7 @@ INSIDE = 8  # points in a box, at least
 APART = [4.0, 1e8]  # sizes of what calls are given when they are run by themselves
 
 
-def check_against(trace: Trace, constants: Mapping[str, np.ndarray], replay: Replay) -> None:
+def check_against(trace: Trace, constants: Mapping[str, np.ndarray], replay: OnnxRuntime) -> None:
     """The graph must compute what onnxruntime computes: on inputs of many sizes and both signs, and call by call.
 
     Outputs are compared at all the points, the values on the way at some of them.
@@ -48,7 +48,7 @@ def check_against(trace: Trace, constants: Mapping[str, np.ndarray], replay: Rep
     _demand(_unlike_apart(trace, kinds, replay), replay, "in one of its calls alone")
 
 
-def check_inside(trace: Trace, replay: Replay, region: Region) -> None:
+def check_inside(trace: Trace, replay: OnnxRuntime, region: Region) -> None:
     """The same for the values at some points of the samples' boxes: ends, centres, other corners, random points."""
     lower, upper = (end.double().cpu().reshape(-1, *trace.graph.input_shape) for end in region.box)
     chosen = torch.linspace(0, len(lower) - 1, min(len(lower), INSIDE)).round().long()
@@ -62,7 +62,7 @@ def check_inside(trace: Trace, replay: Replay, region: Region) -> None:
     _demand(_unlike(trace, replay, points, everywhere=False), replay, "in a set that is asked about")
 
 
-def _demand(wrong: str | None, replay: Replay, where: str) -> None:
+def _demand(wrong: str | None, replay: OnnxRuntime, where: str) -> None:
     if wrong is not None:
         raise PolycertError(
             f"the graph read from {replay.program.source} does not reproduce onnxruntime {where}, at {wrong!r}: "
@@ -73,7 +73,7 @@ def _demand(wrong: str | None, replay: Replay, where: str) -> None:
 # --- constants and shapes ------------------------------------------------------------------------------------------
 
 
-def _check_first(trace: Trace, constants: Mapping[str, np.ndarray], replay: Replay, point: Tensor) -> Kinds:
+def _check_first(trace: Trace, constants: Mapping[str, np.ndarray], replay: OnnxRuntime, point: Tensor) -> Kinds:
     """Compare constants that were folded, and the shapes of all values; gives the values' types in the file."""
     names = [*constants, *_computed(trace, replay)]
     (found,) = replay.values(point, names)
@@ -88,12 +88,12 @@ def _check_first(trace: Trace, constants: Mapping[str, np.ndarray], replay: Repl
     }
 
 
-def _computed(trace: Trace, replay: Replay) -> list[str]:
+def _computed(trace: Trace, replay: OnnxRuntime) -> list[str]:
     """The values that depend on the input, in the order of computation."""
     return [name for name in trace.places if name != replay.program.input_name]
 
 
-def _check_shape(name: str, shape: Sequence[int], theirs: np.ndarray, replay: Replay) -> None:
+def _check_shape(name: str, shape: Sequence[int], theirs: np.ndarray, replay: OnnxRuntime) -> None:
     if tuple(shape) != theirs.shape:
         _demand(name, replay, f"in the shape {list(theirs.shape)}, read as {list(shape)}")
 
@@ -111,7 +111,7 @@ def _same(ours: np.ndarray, theirs: np.ndarray, exact: bool) -> bool:
 # --- values --------------------------------------------------------------------------------------------------------
 
 
-def agreements(graph: Graph, replay: Replay, points: Tensor) -> Tensor:
+def agreements(graph: Graph, replay: OnnxRuntime, points: Tensor) -> Tensor:
     """Whether the graph's outputs are onnxruntime's, for those of `[n, *input_shape]` that can be compared.
 
     Both round at every step. How far that moves the outputs is measured, see `noise_of`: they may differ by `TIMES` as
@@ -123,7 +123,7 @@ def agreements(graph: Graph, replay: Replay, points: Tensor) -> Tensor:
     return close.agrees[close.compared]
 
 
-def _outputs(trace: Trace, replay: Replay, points: Tensor) -> Tensor:
+def _outputs(trace: Trace, replay: OnnxRuntime, points: Tensor) -> Tensor:
     """The same, with the outputs that onnxruntime computes beside all other values."""
     found = []
     for part in _parts(trace.graph, points):
@@ -133,7 +133,7 @@ def _outputs(trace: Trace, replay: Replay, points: Tensor) -> Tensor:
     return close.agrees[close.compared]
 
 
-def _output(graph: Graph, replay: Replay, points: Tensor, theirs: Sequence[Tensor]) -> Close:
+def _output(graph: Graph, replay: OnnxRuntime, points: Tensor, theirs: Sequence[Tensor]) -> Close:
     values = _values(graph, replay, points)
     sizes = sizes_of(values)
     noise = noise_of(graph, values, {graph.output})
@@ -147,13 +147,13 @@ def _parts(graph: Graph, points: Tensor) -> Iterator[Tensor]:
     return (points[k : k + step] for k in range(0, len(points), step))
 
 
-def _values(graph: Graph, replay: Replay, points: Tensor) -> list[Tensor]:
+def _values(graph: Graph, replay: OnnxRuntime, points: Tensor) -> list[Tensor]:
     x = points.to(graph.dtype) if replay.program.input_type is np.float64 else points.float().to(graph.dtype)
     with torch.no_grad():
         return graph.values(x.to(graph.device))
 
 
-def _unlike(trace: Trace, replay: Replay, points: Tensor, *, everywhere: bool) -> str | None:
+def _unlike(trace: Trace, replay: OnnxRuntime, points: Tensor, *, everywhere: bool) -> str | None:
     """The first value that onnxruntime computes otherwise at one of the points `[n, *input_shape]`.
 
     Args:
@@ -196,7 +196,7 @@ class Alone(NamedTuple):
     results: dict[str, Place]
 
 
-def _alone(trace: Trace, replay: Replay) -> list[Alone]:
+def _alone(trace: Trace, replay: OnnxRuntime) -> list[Alone]:
     """All calls but those that are fused with others: their nodes must read their operands, and nothing else."""
     own: dict[int, list[int]] = {}
     for node, maker in enumerate(trace.makers):
@@ -213,7 +213,7 @@ def _alone(trace: Trace, replay: Replay) -> list[Alone]:
     return found
 
 
-def _unlike_apart(trace: Trace, kinds: Kinds, replay: Replay) -> str | None:
+def _unlike_apart(trace: Trace, kinds: Kinds, replay: OnnxRuntime) -> str | None:
     """The first value that onnxruntime computes otherwise from random operands of its call."""
     alone = _alone(trace, replay)
     names = [name for call in alone for name in call.results]

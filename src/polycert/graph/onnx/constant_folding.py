@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.program import LARGEST_VALUE, Call, checked_shape
+from polycert.graph.onnx.program import LARGEST_VALUE, OnnxCall, checked_shape
 
 Array = np.ndarray
-Fold = Callable[[Call, list[Any], int], Array]
+Fold = Callable[[OnnxCall, list[Any], int], Array]
 
 FLOAT_TYPES = {1: np.float32, 11: np.float64}
 TYPES: dict[int, Any] = {**FLOAT_TYPES, 6: np.int32, 7: np.int64, 9: np.bool_}
@@ -28,7 +28,7 @@ def integers(array: Any, what: str) -> list[int]:
     return [int(n) for n in flat]
 
 
-def constant_of(call: Call) -> Array:
+def constant_of(call: OnnxCall) -> Array:
     """What a `Constant` op holds."""
     if len(call.attributes) != 1:
         raise PolycertError(f"{call} must hold one value, it has {len(call.attributes)} attributes")
@@ -44,7 +44,7 @@ def constant_of(call: Call) -> Array:
     return value
 
 
-def common_shape(call: Call, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+def common_shape(call: OnnxCall, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that ONNX, as numpy, broadcasts some shapes to: aligned at their last axes, sizes of 1 repeated."""
     try:
         shape = np.broadcast_shapes(*shapes)
@@ -54,7 +54,7 @@ def common_shape(call: Call, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     return checked_shape(shape, str(call))
 
 
-def spread(call: Call, array: Any, shape: tuple[int, ...]) -> Array:
+def spread(call: OnnxCall, array: Any, shape: tuple[int, ...]) -> Array:
     """A constant broadcast to a shape, which it must not enlarge."""
     given = np.asarray(array)
     if common_shape(call, given.shape, shape) != tuple(shape):
@@ -62,7 +62,7 @@ def spread(call: Call, array: Any, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(given, shape)
 
 
-def scalar(call: Call, array: Any) -> float:
+def scalar(call: OnnxCall, array: Any) -> float:
     """A constant that must be a single number."""
     given = np.asarray(array)
     if given.size != 1:
@@ -70,7 +70,7 @@ def scalar(call: Call, array: Any) -> float:
     return float(given.reshape(-1)[0])
 
 
-def axes_of(call: Call, inputs: list[Any], opset: int, since: int) -> list[int] | None:
+def axes_of(call: OnnxCall, inputs: list[Any], opset: int, since: int) -> list[int] | None:
     """Axes, an attribute at first and an input since some opset; None if not given."""
     if opset < since or "axes" in call.attributes:
         found = call.get("axes")
@@ -78,7 +78,7 @@ def axes_of(call: Call, inputs: list[Any], opset: int, since: int) -> list[int] 
     return integers(inputs[1], f"the axes of {call}") if len(inputs) > 1 and inputs[1] is not None else None
 
 
-def reduced_axes(call: Call, inputs: list[Any], rank: int, opset: int, since: int) -> list[int]:
+def reduced_axes(call: OnnxCall, inputs: list[Any], rank: int, opset: int, since: int) -> list[int]:
     """The axes that a reduction runs over: without any, or with an empty list, all or none, as an attribute says."""
     axes = axes_of(call, inputs, opset, since)
     noop = call.get("noop_with_empty_axes", 0)
@@ -89,7 +89,7 @@ def reduced_axes(call: Call, inputs: list[Any], rank: int, opset: int, since: in
     return sorted({axis_of(axis, rank, call) for axis in axes})
 
 
-def squeezed(shape: tuple[int, ...], axes: list[int] | None, call: Call) -> tuple[int, ...]:
+def squeezed(shape: tuple[int, ...], axes: list[int] | None, call: OnnxCall) -> tuple[int, ...]:
     """A shape without axes of size 1."""
     if axes is not None and not axes:
         raise PolycertError(f"{call} has an empty list of axes, which is read as all of them or as none")
@@ -101,7 +101,7 @@ def squeezed(shape: tuple[int, ...], axes: list[int] | None, call: Call) -> tupl
     return tuple(n for axis, n in enumerate(shape) if axis not in chosen)
 
 
-def unsqueezed(shape: tuple[int, ...], axes: list[int] | None, call: Call) -> tuple[int, ...]:
+def unsqueezed(shape: tuple[int, ...], axes: list[int] | None, call: OnnxCall) -> tuple[int, ...]:
     """A shape with more axes of size 1."""
     rank = len(shape) + len(axes or [])
     chosen = sorted(axis_of(axis, rank, call) for axis in axes or [])
@@ -113,14 +113,14 @@ def unsqueezed(shape: tuple[int, ...], axes: list[int] | None, call: Call) -> tu
     return checked_shape(sizes, str(call))
 
 
-def axis_of(axis: int, rank: int, call: Call) -> int:
+def axis_of(axis: int, rank: int, call: OnnxCall) -> int:
     """An axis counted from the front."""
     if not -rank <= axis < rank:
         raise PolycertError(f"{call} names axis {axis} of a tensor with {rank} axes")
     return axis % rank
 
 
-def reshaped(shape: tuple[int, ...], wanted: list[int], call: Call) -> tuple[int, ...]:
+def reshaped(shape: tuple[int, ...], wanted: list[int], call: OnnxCall) -> tuple[int, ...]:
     """The target of a reshape: 0 keeps a size, -1 takes what is left."""
     if call.get("allowzero", 0) == 0:
         if any(n == 0 and k >= len(shape) for k, n in enumerate(wanted)):
@@ -135,7 +135,7 @@ def reshaped(shape: tuple[int, ...], wanted: list[int], call: Call) -> tuple[int
     return tuple(wanted)
 
 
-def slices_of(call: Call, inputs: list[Any], shape: tuple[int, ...], opset: int) -> tuple[slice, ...]:
+def slices_of(call: OnnxCall, inputs: list[Any], shape: tuple[int, ...], opset: int) -> tuple[slice, ...]:
     """The slices of a `Slice` op."""
     if opset < 10:
         given: list[Any] = [call.get(name) for name in ("starts", "ends", "axes")] + [None]
@@ -165,7 +165,7 @@ def _backwards(start: int, end: int, step: int, size: int) -> slice:
 def _shape_only(function: Callable[..., Any]) -> Fold:
     """An elementwise function of arrays."""
 
-    def fold(call: Call, inputs: list[Any], opset: int) -> Array:
+    def fold(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
         arrays = _arrays(call, inputs)
         common_shape(call, *(a.shape for a in arrays))
         with np.errstate(all="ignore"):
@@ -175,7 +175,7 @@ def _shape_only(function: Callable[..., Any]) -> Fold:
 
 
 def _compared(function: Callable[..., Any]) -> Fold:
-    def fold(call: Call, inputs: list[Any], opset: int) -> Array:
+    def fold(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
         arrays = _arrays(call, inputs)
         common_shape(call, *(a.shape for a in arrays))
         return np.asarray(function(*arrays))
@@ -183,7 +183,7 @@ def _compared(function: Callable[..., Any]) -> Fold:
     return fold
 
 
-def _arrays(call: Call, inputs: list[Any]) -> list[Array]:
+def _arrays(call: OnnxCall, inputs: list[Any]) -> list[Array]:
     if not inputs or any(not isinstance(value, Array) for value in inputs):
         raise PolycertError(f"{call} lacks an input")
     return inputs
@@ -197,7 +197,7 @@ def _divide(a: Array, b: Array) -> Array:
     return np.asarray(a / b)
 
 
-def _cast(call: Call, inputs: list[Any], opset: int) -> Array:
+def _cast(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     kind = call.get("to")
     if kind not in TYPES:
         raise PolycertError(f"{call} casts to type {kind}: float32, float64, int32, int64 or bool are supported")
@@ -205,12 +205,12 @@ def _cast(call: Call, inputs: list[Any], opset: int) -> Array:
         return _arrays(call, inputs)[0].astype(TYPES[kind])
 
 
-def _gather(call: Call, inputs: list[Any], opset: int) -> Array:
+def _gather(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     data, index = _arrays(call, inputs)
     return np.take(data, checked_index(call, index, data.shape), axis=axis_of(call.get("axis", 0), data.ndim, call))
 
 
-def checked_index(call: Call, index: Array, shape: tuple[int, ...]) -> Array:
+def checked_index(call: OnnxCall, index: Array, shape: tuple[int, ...]) -> Array:
     """Indices of a `Gather` counted from the front, and a result that is not too large."""
     size = shape[axis_of(call.get("axis", 0), len(shape), call)]
     places = np.asarray(integers(index, f"the indices of {call}")).reshape(index.shape).astype(np.int64)
@@ -222,50 +222,50 @@ def checked_index(call: Call, index: Array, shape: tuple[int, ...]) -> Array:
     return places % max(size, 1)
 
 
-def _concat(call: Call, inputs: list[Any], opset: int) -> Array:
+def _concat(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     return np.concatenate(_arrays(call, inputs), axis=call.get("axis", 0))
 
 
-def _expand(call: Call, inputs: list[Any], opset: int) -> Array:
+def _expand(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     data, wanted = _arrays(call, inputs)
     return spread(call, data, common_shape(call, data.shape, tuple(integers(wanted, str(call))))).copy()
 
 
-def _filled(call: Call, inputs: list[Any], opset: int) -> Array:
+def _filled(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     value = call.get("value", np.zeros(1, np.float32))
     shape = checked_shape(integers(_arrays(call, inputs)[0], str(call)), str(call))
     return np.full(shape, scalar(call, value), dtype=np.asarray(value).dtype)
 
 
-def _range(call: Call, inputs: list[Any], opset: int) -> Array:
+def _range(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     start, end, step = (scalar(call, a) for a in _arrays(call, inputs))
     if step == 0 or (end - start) / step > LARGEST_VALUE:
         raise PolycertError(f"{call} has too many entries")
     return np.arange(start, end, step).astype(inputs[0].dtype)
 
 
-def _reshape(call: Call, inputs: list[Any], opset: int) -> Array:
+def _reshape(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     data, wanted = _arrays(call, inputs)
     return data.reshape(reshaped(data.shape, integers(wanted, str(call)), call))
 
 
-def _transpose(call: Call, inputs: list[Any], opset: int) -> Array:
+def _transpose(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     return np.transpose(_arrays(call, inputs)[0], call.get("perm"))
 
 
-def _unsqueeze(call: Call, inputs: list[Any], opset: int) -> Array:
+def _unsqueeze(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     return np.reshape(inputs[0], unsqueezed(inputs[0].shape, axes_of(call, inputs, opset, 13), call))
 
 
-def _squeeze(call: Call, inputs: list[Any], opset: int) -> Array:
+def _squeeze(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     return np.reshape(inputs[0], squeezed(inputs[0].shape, axes_of(call, inputs, opset, 13), call))
 
 
-def _slice(call: Call, inputs: list[Any], opset: int) -> Array:
+def _slice(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     return np.asarray(inputs[0][slices_of(call, inputs, inputs[0].shape, opset)])
 
 
-def _product(call: Call, inputs: list[Any], opset: int) -> Array:
+def _product(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     (data,) = _arrays(call, inputs[:1])
     axes = reduced_axes(call, inputs, data.ndim, opset, 18)
     kept = bool(call.get("keepdims", 1))

@@ -10,19 +10,19 @@ import torch
 
 from polycert.errors import PolycertError
 from polycert.graph.onnx.arithmetic import reduced
-from polycert.graph.onnx.builder import Building, Value
+from polycert.graph.onnx.builder import GraphBuilder, OnnxValue
 from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
-from polycert.graph.onnx.program import LARGEST_VALUE, Call, Shape, checked_shape
+from polycert.graph.onnx.program import LARGEST_VALUE, OnnxCall, Shape, checked_shape
 from polycert.graph.onnx.scale_shift import shifted
 from polycert.rules.avg_pool import AvgPool2d
 from polycert.rules.conv2d import Conv2d
 from polycert.rules.conv_transpose import ConvTranspose2d
-from polycert.rules.maximum import Windows, max_pool
+from polycert.rules.maximum import PoolWindows, max_pool
 
 Pair = tuple[int, int]
 
 
-class Geometry(NamedTuple):
+class SlidingWindow(NamedTuple):
     """How windows slide over an image; one axis is an image of one line."""
 
     image: Shape  # [C, H, W]
@@ -59,7 +59,7 @@ def _pair(values: list[int], default: int) -> Pair:
     return (default, int(values[0])) if len(values) == 1 else (int(values[0]), int(values[1]))
 
 
-def _geometry(call: Call, x: Value, kernel: list[int]) -> Geometry:
+def _geometry(call: OnnxCall, x: OnnxValue, kernel: list[int]) -> SlidingWindow:
     """Read the attributes that convolutions and pools share."""
     axes = len(x.shape) - 2
     if axes not in (1, 2) or x.shape[0] != 1 or len(kernel) != axes:
@@ -77,7 +77,7 @@ def _geometry(call: Call, x: Value, kernel: list[int]) -> Geometry:
         pads = _same(image[3 - axes :], kernel, strides, dilations, upper=auto == "SAME_UPPER")
     elif auto == "VALID":
         pads = [0] * (2 * axes)
-    return Geometry(
+    return SlidingWindow(
         image,
         _pair(kernel, 1),
         _pair(strides, 1),
@@ -99,7 +99,7 @@ def _same(sizes: Shape, kernel: list[int], strides: list[int], dilations: list[i
     return before + after
 
 
-def _even(weight: torch.Tensor, geo: Geometry) -> tuple[torch.Tensor, Geometry]:
+def _even(weight: torch.Tensor, geo: SlidingWindow) -> tuple[torch.Tensor, SlidingWindow]:
     """The same convolution with as much padding before as after: lines of zeros make up for the difference."""
     if geo.before == geo.after:
         return weight, geo
@@ -113,7 +113,7 @@ def _even(weight: torch.Tensor, geo: Geometry) -> tuple[torch.Tensor, Geometry]:
 
 
 @entry("Conv")
-def _conv(b: Building, call: Call, inputs: Inputs) -> Value:
+def _conv(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x, weight, offset = variable(call, inputs[0]), floats(call, inputs, 1), constant(call, inputs, 2)
     groups = int(call.get("group", 1))
     geo = _geometry(call, x, [int(n) for n in weight.shape[2:]])
@@ -136,7 +136,7 @@ def _conv(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("ConvTranspose")
-def _conv_transpose(b: Building, call: Call, inputs: Inputs) -> Value:
+def _conv_transpose(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x, weight, offset = variable(call, inputs[0]), floats(call, inputs, 1), constant(call, inputs, 2)
     groups = int(call.get("group", 1))
     geo = _geometry(call, x, [int(n) for n in weight.shape[2:]])
@@ -174,7 +174,7 @@ def _conv_transpose(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("AveragePool")
-def _average_pool(b: Building, call: Call, inputs: Inputs) -> Value:
+def _average_pool(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     geo = _geometry(call, x, [int(n) for n in call.get("kernel_shape", [])])
     if geo.size(ceil=bool(call.get("ceil_mode", 0))) != geo.size():
@@ -194,7 +194,7 @@ def _average_pool(b: Building, call: Call, inputs: Inputs) -> Value:
     return shifted(b, call, made, (math.prod(geo.kernel) / seen).reshape(shape[2:]), None, stored=False)
 
 
-def _inside(geo: Geometry, k: int) -> np.ndarray:
+def _inside(geo: SlidingWindow, k: int) -> np.ndarray:
     """How many pixels of each window along an axis lie inside the image."""
     start = np.arange(geo.size()[k]) * geo.stride[k] - geo.before[k]
     at = start[:, None] + np.arange(geo.kernel[k]) * geo.dilation[k]
@@ -202,23 +202,25 @@ def _inside(geo: Geometry, k: int) -> np.ndarray:
 
 
 @entry("MaxPool")
-def _max_pool(b: Building, call: Call, inputs: Inputs) -> Value:
+def _max_pool(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     geo = _geometry(call, x, [int(n) for n in call.get("kernel_shape", [])])
     size = geo.size(ceil=bool(call.get("ceil_mode", 0)))
     checked_shape((*geo.image[:1], *size, *geo.kernel), str(call))
-    recipe = max_pool(geo.image, Windows(geo.kernel, geo.stride, geo.before, geo.dilation, size), b.like)
+    recipe = max_pool(geo.image, PoolWindows(geo.kernel, geo.stride, geo.before, geo.dilation, size), b.like)
     shape = geo.shape(geo.image[0], size)
     return b.reshape(call, b.put(call, recipe, shape, b.view(call, x, geo.image)), shape)
 
 
 @entry("GlobalAveragePool")
-def _global_average(b: Building, call: Call, inputs: Inputs) -> Value:
+def _global_average(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     return reduced(b, call, x, range(2, len(x.shape)), mean=True, keep=True)
 
 
 @entry("GlobalMaxPool")
-def _global_max(b: Building, call: Call, inputs: Inputs) -> Value:
+def _global_max(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
-    return _max_pool(b, Call("MaxPool", call.name, call.inputs, call.outputs, {"kernel_shape": x.shape[2:]}), inputs)
+    return _max_pool(
+        b, OnnxCall("MaxPool", call.name, call.inputs, call.outputs, {"kernel_shape": x.shape[2:]}), inputs
+    )

@@ -16,8 +16,8 @@ from polycert.errors import PolycertError
 from polycert.graph.graph import Graph, Node
 from polycert.graph.network import Network
 from polycert.graph.onnx.comparison import agreements
-from polycert.graph.onnx.onnxruntime_check import Replay
-from polycert.graph.onnx.program import Program, read_program
+from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
+from polycert.graph.onnx.program import OnnxProgram, read_program
 from polycert.records.certificates import whole_file
 from polycert.rules.activation import Arctan, Erf, LeakyRelu, Relu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul, Mean
@@ -25,7 +25,7 @@ from polycert.rules.avg_pool import AvgPool2d
 from polycert.rules.conv2d import Conv2d
 from polycert.rules.conv_transpose import ConvTranspose2d
 from polycert.rules.indexing import Concat, Pick
-from polycert.rules.maximum import Slide
+from polycert.rules.maximum import WindowShift
 from polycert.rules.shape import Permute, Reshape
 from polycert.rules.smooth import Elu, Exp, Gelu, Silu, Softplus, Square, TanhGelu
 
@@ -47,22 +47,22 @@ def export(net: Network, path: str | os.PathLike[str]) -> None:
     if net.softmax:
         raise PolycertError("the network ends in a softmax, which was dropped: export a model that returns logits")
     graph = net.bind()
-    content = Writing(graph).model()
+    content = OnnxWriter(graph).model()
     with whole_file(target) as name:
         Path(name).write_bytes(content)
         _check(graph, read_program(Path(name)))
 
 
-def _check(graph: Graph, program: Program) -> None:
+def _check(graph: Graph, program: OnnxProgram) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(3, *graph.input_shape, generator=generator, dtype=graph.dtype) * 2 - 0.5
-    verdicts = agreements(graph, Replay(program), x)
+    verdicts = agreements(graph, OnnxRuntime(program), x)
     if not bool(verdicts.any() and verdicts.all()):
         raise PolycertError("onnxruntime does not reproduce the network from the file: please report it")
 
 
 @dataclass(eq=False)
-class Writing:
+class OnnxWriter:
     """A file under construction."""
 
     graph: Graph
@@ -109,17 +109,17 @@ class Writing:
         return WRITERS[kind](self, node.op, inputs)
 
 
-def _matmul(w: Writing, op: MatMul, inputs: list[str]) -> str:
+def _matmul(w: OnnxWriter, op: MatMul, inputs: list[str]) -> str:
     product = w.op("MatMul", inputs[0], w.store(op.weight.T))
     return product if op.offset is None else w.op("Add", product, w.store(op.offset))
 
 
-def _elementwise(w: Writing, op: Elementwise, inputs: list[str]) -> str:
+def _elementwise(w: OnnxWriter, op: Elementwise, inputs: list[str]) -> str:
     value = inputs[0] if op.factor is None else w.op("Mul", inputs[0], w.store(op.factor))
     return value if op.shift is None else w.op("Add", value, w.store(op.shift))
 
 
-def _conv(w: Writing, op: Conv2d, inputs: list[str]) -> str:
+def _conv(w: OnnxWriter, op: Conv2d, inputs: list[str]) -> str:
     given = [*inputs, w.store(op.weight)] + ([] if op.offset is None else [w.store(op.offset)])
     return w.op("Conv", *given, **_sliding(op))
 
@@ -128,7 +128,7 @@ def _sliding(op: Conv2d) -> dict[str, Any]:
     return {"strides": op.stride, "pads": op.padding * 2, "dilations": op.dilation, "group": op.groups}
 
 
-def _transposed(w: Writing, op: ConvTranspose2d, inputs: list[str]) -> str:
+def _transposed(w: OnnxWriter, op: ConvTranspose2d, inputs: list[str]) -> str:
     base = op.base
     reach = [
         (n - 1) * s - 2 * p + d * (k - 1) + 1
@@ -141,7 +141,7 @@ def _transposed(w: Writing, op: ConvTranspose2d, inputs: list[str]) -> str:
     return w.op("ConvTranspose", *given, output_padding=extra, **_sliding(base))
 
 
-def _pick(w: Writing, op: Pick, inputs: list[str]) -> str:
+def _pick(w: OnnxWriter, op: Pick, inputs: list[str]) -> str:
     """From the flat sample with a zero behind it."""
     flat = w.op("Flatten", inputs[0], axis=1)
     padded = w.op("Pad", flat, w.store([0, 0, 0, 1]))
@@ -150,23 +150,23 @@ def _pick(w: Writing, op: Pick, inputs: list[str]) -> str:
     return w.op("Reshape", w.op("Gather", padded, w.store(index), axis=1), w.store([-1, *op.out_shape]))
 
 
-def _tanh(w: Writing, op: Tanh, inputs: list[str]) -> str:
+def _tanh(w: OnnxWriter, op: Tanh, inputs: list[str]) -> str:
     constants = (op.shift, op.outer, op.inner)
     return w.op({(0.0, 1.0, 1.0): "Tanh", (0.5, 0.5, 0.5): "Sigmoid"}[constants], *inputs)
 
 
-def _permute(w: Writing, op: Permute, inputs: list[str]) -> str:
+def _permute(w: OnnxWriter, op: Permute, inputs: list[str]) -> str:
     return w.op("Transpose", *inputs, perm=[0, *(axis + 1 for axis in op.order)])
 
 
-WRITERS: dict[type, Callable[[Writing, Any, list[str]], str]] = {
+WRITERS: dict[type, Callable[[OnnxWriter, Any, list[str]], str]] = {
     Add: lambda w, op, inputs: w.op("Add" if op.signs[1] > 0 else "Sub", *inputs),
     Arctan: lambda w, op, inputs: w.op("Atan", *inputs),
     AvgPool2d: _conv,
     Concat: lambda w, op, inputs: w.op("Concat", *inputs, axis=op.axis + 1),
     Conv2d: _conv,
     Silu: lambda w, op, inputs: w.op("Mul", inputs[0], w.op("Sigmoid", *inputs)),
-    Slide: _conv,
+    WindowShift: _conv,
     Softplus: lambda w, op, inputs: w.op("Softplus", *inputs),
     Square: lambda w, op, inputs: w.op("Mul", inputs[0], inputs[0]),
     ConvTranspose2d: _transposed,

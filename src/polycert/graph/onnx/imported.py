@@ -16,8 +16,8 @@ from polycert.graph.graph import Graph
 from polycert.graph.network import Network
 from polycert.graph.onnx.builder import Built, build, inner
 from polycert.graph.onnx.comparison import check_against, check_inside
-from polycert.graph.onnx.onnxruntime_check import Replay
-from polycert.graph.onnx.program import Program, read_program
+from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
+from polycert.graph.onnx.program import OnnxProgram, read_program
 from polycert.graph.onnx.value_places import Trace, constants_of
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Imported(Network):
+class OnnxNetwork(Network):
     """A file's program; its weights never change, so every graph is built once."""
 
-    program: Program
+    program: OnnxProgram
     own: torch.dtype
     device: torch.device
     traces: dict[torch.dtype, Trace] = field(default_factory=dict)
@@ -63,12 +63,12 @@ class Imported(Network):
         check_inside(self.trace(torch.float64), self.replay, region)
 
     @cached_property
-    def replay(self) -> Replay:
+    def replay(self) -> OnnxRuntime:
         """The file as onnxruntime computes it."""
-        return Replay(self.program)
+        return OnnxRuntime(self.program)
 
 
-def _built(program: Program, dtype: torch.dtype, device: torch.device) -> Built:
+def _built(program: OnnxProgram, dtype: torch.dtype, device: torch.device) -> Built:
     try:
         with torch.inference_mode(False):  # it may meet gradients later
             return build(program, torch.empty(0, dtype=dtype, device=device))
@@ -79,7 +79,7 @@ def _built(program: Program, dtype: torch.dtype, device: torch.device) -> Built:
         raise PolycertError(f"cannot read {program.source}: {reason(error)}") from None
 
 
-def read_onnx(path: Path, device: torch.device | str = "cpu") -> Imported:
+def read_onnx(path: Path, device: torch.device | str = "cpu") -> OnnxNetwork:
     """Read a file, build its graph and compare it with onnxruntime: constants, shapes, and all values at random inputs.
 
     Raises:
@@ -89,7 +89,7 @@ def read_onnx(path: Path, device: torch.device | str = "cpu") -> Imported:
     held = [value for call in program.calls for value in call.attributes.values() if isinstance(value, np.ndarray)]
     kinds = {array.dtype for array in (*program.tensors.values(), *held)}
     own = torch.float64 if np.dtype(np.float64) in kinds else torch.float32
-    network = Imported(program, own, torch.device(device))
+    network = OnnxNetwork(program, own, torch.device(device))
     built = _built(program, own, network.device)
     network.traces[own] = Trace.of(built, own, network.device)
     check_against(network.traces[own], constants_of(built), network.replay)

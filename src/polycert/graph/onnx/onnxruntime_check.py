@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError, reason
-from polycert.graph.onnx.program import Program, Shape
+from polycert.graph.onnx.program import OnnxProgram, Shape
 
 Run = Callable[[list[str], dict[str, np.ndarray]], Any]
 Apart = Callable[[Sequence[str], dict[str, np.ndarray]], list[np.ndarray]]
 GIVEN = "given:"  # before the name of a value that is given instead of computed
 
 
-class Replay:
+class OnnxRuntime:
     """Runs a checked program in onnxruntime, one sample at a time.
 
     What onnxruntime has no kernel for, such as convolutions in float64, is run by ONNX's own reference instead.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: OnnxProgram) -> None:
         self.program = program
 
     @cached_property

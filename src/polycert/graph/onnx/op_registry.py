@@ -8,11 +8,11 @@ from typing import TypeVar
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import Building, Known, Value
-from polycert.graph.onnx.program import Call
+from polycert.graph.onnx.builder import GraphBuilder, Known, OnnxValue
+from polycert.graph.onnx.program import OnnxCall
 
 Inputs = list[Known]
-Entry = Callable[[Building, Call, Inputs], Value | Sequence[Known]]
+Entry = Callable[[GraphBuilder, OnnxCall, Inputs], OnnxValue | Sequence[Known]]
 TABLE: dict[str, Entry] = {}
 
 
@@ -30,22 +30,22 @@ def entry(*names: str) -> Callable[[AnyEntry], AnyEntry]:
     return register
 
 
-def variable(call: Call, value: Known) -> Value:
+def variable(call: OnnxCall, value: Known) -> OnnxValue:
     """An input that must depend on the network's input."""
-    if not isinstance(value, Value):
+    if not isinstance(value, OnnxValue):
         raise PolycertError(f"{call} needs the value that depends on the input in another place")
     return value
 
 
-def constant(call: Call, inputs: Inputs, position: int) -> np.ndarray | None:
+def constant(call: OnnxCall, inputs: Inputs, position: int) -> np.ndarray | None:
     """An optional input that must be constant."""
     value = inputs[position] if position < len(inputs) else None
-    if isinstance(value, Value):
+    if isinstance(value, OnnxValue):
         raise PolycertError(f"{call} needs constants, but its input {call.inputs[position]!r} depends on the input")
     return value
 
 
-def floats(call: Call, inputs: Inputs, position: int) -> np.ndarray:
+def floats(call: OnnxCall, inputs: Inputs, position: int) -> np.ndarray:
     """An input that must be there and constant."""
     value = constant(call, inputs, position)
     if value is None:

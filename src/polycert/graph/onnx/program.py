@@ -23,7 +23,7 @@ checked_shape = limits.checked_shape
 
 
 @dataclass(frozen=True)
-class Call:
+class OnnxCall:
     """One node of the file; an optional input that was left out is the empty name."""
 
     op: str
@@ -53,12 +53,12 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class OnnxProgram:
     """A file's calls in the order of computation, its stored tensors, its one input and one output."""
 
     source: str
     opset: int
-    calls: tuple[Call, ...]
+    calls: tuple[OnnxCall, ...]
     tensors: dict[str, np.ndarray]
     input_name: str
     input_shape: Shape
@@ -67,7 +67,7 @@ class Program:
     content: bytes  # of the file, without calls that the output does not need
 
 
-def read_program(path: Path) -> Program:
+def read_program(path: Path) -> OnnxProgram:
     """Read and check a file."""
     import onnx
     from google.protobuf.message import DecodeError
@@ -87,7 +87,7 @@ def read_program(path: Path) -> Program:
         raise PolycertError(f"cannot read {path.name}: {reason(error)}") from None
 
 
-def _program(model: Any, source: str, content: bytes) -> Program:
+def _program(model: Any, source: str, content: bytes) -> OnnxProgram:
     graph = model.graph
     if len(graph.sparse_initializer) or len(model.functions):
         raise PolycertError("sparse tensors and local functions are not supported")
@@ -101,7 +101,7 @@ def _program(model: Any, source: str, content: bytes) -> Program:
     needed = _needed(calls, graph.output[0].name)
     if len(needed) < len(calls):
         content = _without_rest(model, needed)
-    return Program(
+    return OnnxProgram(
         source,
         _opset(model),
         needed,
@@ -172,7 +172,7 @@ _KINDS = {
 }
 
 
-def _call(node: Any) -> Call:
+def _call(node: Any) -> OnnxCall:
     from onnx import AttributeProto, helper
 
     if node.domain not in STANDARD:
@@ -187,7 +187,7 @@ def _call(node: Any) -> Call:
     if not named or len(set(named)) != len(named):
         raise PolycertError(f"the op {node.op_type} ({node.name!r}) needs outputs with names of their own")
     _refuse_left_out(node)
-    return Call(node.op_type, node.name, tuple(node.input), tuple(node.output), attributes)
+    return OnnxCall(node.op_type, node.name, tuple(node.input), tuple(node.output), attributes)
 
 
 def _refuse_left_out(node: Any) -> None:
@@ -202,7 +202,7 @@ def _refuse_left_out(node: Any) -> None:
             raise PolycertError(f"the op {node.op_type} ({node.name!r}) needs its input {position}: it has no name")
 
 
-def _sorted(calls: list[Call], known: Iterable[str]) -> list[Call]:
+def _sorted(calls: list[OnnxCall], known: Iterable[str]) -> list[OnnxCall]:
     """In the order of computation, whatever the order in the file."""
     known = {*known, ""}
     makers: dict[str, int] = {}
@@ -220,7 +220,7 @@ def _sorted(calls: list[Call], known: Iterable[str]) -> list[Call]:
         for source in sources:
             users[source].append(position)
     ready = [position for position, sources in enumerate(waiting) if not sources]
-    order: list[Call] = []
+    order: list[OnnxCall] = []
     while ready:
         done = ready.pop()
         order.append(calls[done])
@@ -233,10 +233,10 @@ def _sorted(calls: list[Call], known: Iterable[str]) -> list[Call]:
     return order
 
 
-def _needed(calls: list[Call], output: str) -> tuple[Call, ...]:
+def _needed(calls: list[OnnxCall], output: str) -> tuple[OnnxCall, ...]:
     """Only what the output depends on."""
     wanted = {output}
-    kept: list[Call] = []
+    kept: list[OnnxCall] = []
     for call in reversed(calls):
         if wanted.intersection(call.outputs) - {""}:
             kept.append(call)
@@ -244,7 +244,7 @@ def _needed(calls: list[Call], output: str) -> tuple[Call, ...]:
     return tuple(reversed(kept))
 
 
-def _without_rest(model: Any, calls: Iterable[Call]) -> bytes:
+def _without_rest(model: Any, calls: Iterable[OnnxCall]) -> bytes:
     """The file with these calls only: nothing looks at the sizes of the others, which onnxruntime would run."""
     results = {name for call in calls for name in call.outputs if name}
     kept = [node for node in model.graph.node if results.intersection(node.output)]

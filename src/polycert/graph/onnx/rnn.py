@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import Building, Value
+from polycert.graph.onnx.builder import GraphBuilder, OnnxValue
 from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
-from polycert.graph.onnx.program import Call, checked_shape
+from polycert.graph.onnx.program import OnnxCall, checked_shape
 from polycert.rules.recurrent import Weights, unrolled
 
 # Where ONNX keeps the gates that PyTorch, and the rules, count as i f g o, as r z n, or as the only one.
@@ -17,7 +17,7 @@ DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RN
 
 
 @entry("LSTM", "GRU", "RNN")
-def _recurrent(b: Building, call: Call, inputs: Inputs) -> list[Value]:
+def _recurrent(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> list[OnnxValue]:
     """The states of every step and the last one; a cell's final `c` is not given."""
     x = variable(call, inputs[0])
     kind = _kind(call)
@@ -34,7 +34,7 @@ def _recurrent(b: Building, call: Call, inputs: Inputs) -> list[Value]:
     return [b.reshape(call, states, states.shape), last]
 
 
-def _kind(call: Call) -> str:
+def _kind(call: OnnxCall) -> str:
     """The rules' name of the op with its activations."""
     names = call.get("activations") or DEFAULTS[call.op]
     names = [name.decode() if isinstance(name, bytes) else name for name in names]
@@ -45,7 +45,7 @@ def _kind(call: Call) -> str:
     return "rnn_tanh" if call.op == "RNN" else call.op.lower()
 
 
-def _check(call: Call, inputs: Inputs, x: Value) -> None:
+def _check(call: OnnxCall, inputs: Inputs, x: OnnxValue) -> None:
     if len(x.shape) != 3 or x.shape[1] != 1 or x.shape[0] > LONGEST or call.get("layout", 0):
         raise PolycertError(f"{call} needs one sequence of at most {LONGEST} vectors, got shape {list(x.shape)}")
     if call.get("direction", "forward") != "forward" or "clip" in call.attributes or call.get("input_forget", 0):
@@ -61,7 +61,7 @@ def _check(call: Call, inputs: Inputs, x: Value) -> None:
             raise PolycertError(f"{call} is supported from a state of zeros and without peepholes only")
 
 
-def _weights(b: Building, call: Call, inputs: Inputs, width: int) -> Weights:
+def _weights(b: GraphBuilder, call: OnnxCall, inputs: Inputs, width: int) -> Weights:
     gates = GATES[call.op]
     recurrence = floats(call, inputs, 2)
     size = recurrence.shape[-1]

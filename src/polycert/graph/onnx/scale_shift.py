@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import Building, Value
+from polycert.graph.onnx.builder import GraphBuilder, OnnxValue
 from polycert.graph.onnx.constant_folding import spread
-from polycert.graph.onnx.program import Call
+from polycert.graph.onnx.program import OnnxCall
 from polycert.rules.activation import Relu
 from polycert.rules.affine import Add, Elementwise
 
@@ -23,8 +23,8 @@ FAR = 2.0**8  # beyond this size, a threshold that is added and subtracted again
 
 
 def shifted(
-    b: Building, call: Call, x: Value, factor: Any, shift: Any, *, stored: bool = True, parts: Any = None
-) -> Value:
+    b: GraphBuilder, call: OnnxCall, x: OnnxValue, factor: Any, shift: Any, *, stored: bool = True, parts: Any = None
+) -> OnnxValue:
     """`factor x + shift`, the constants broadcast to the value's shape.
 
     Args:
@@ -51,21 +51,28 @@ def shifted(
 
 
 def _elementwise(
-    b: Building, call: Call, x: Value, factor: Tensor | None, shift: Tensor | None, *, stored: bool, sizes: Any = None
-) -> Value:
+    b: GraphBuilder,
+    call: OnnxCall,
+    x: OnnxValue,
+    factor: Tensor | None,
+    shift: Tensor | None,
+    *,
+    stored: bool,
+    sizes: Any = None,
+) -> OnnxValue:
     shape = b.nodes[x.index].shape
     rows = [None if part is None else part.reshape(1, *shape) for part in (factor, shift, sizes)]
     op = Elementwise(rows[0], rows[1], shape, shift_magnitude=rows[2], stored_weights=stored)
     return b.put(call, op, x.shape, x)
 
 
-def _absolute(b: Building) -> float:
+def _absolute(b: GraphBuilder) -> float:
     """A size of which one rounding is more than what underflow can take from a shift."""
     kind = torch.finfo(b.like.dtype)
     return kind.tiny / kind.eps * 4
 
 
-def _factors(b: Building, call: Call, factor: np.ndarray) -> list[Tensor]:
+def _factors(b: GraphBuilder, call: OnnxCall, factor: np.ndarray) -> list[Tensor]:
     """The factor in the graph's type; as `f 2^-k` and `2^k` if it would leave the range of normal numbers there."""
     wide = np.asarray(factor, dtype=np.float64)
     near = torch.from_numpy(wide.copy()).to(b.like)
@@ -80,7 +87,7 @@ def _factors(b: Building, call: Call, factor: np.ndarray) -> list[Tensor]:
     return halves
 
 
-def ratio(call: Call, top: Any, bottom: Any) -> np.ndarray:
+def ratio(call: OnnxCall, top: Any, bottom: Any) -> np.ndarray:
     """`top / bottom` in float64, with no more than a relative error."""
     above, below = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     with np.errstate(all="ignore"):
@@ -91,7 +98,7 @@ def ratio(call: Call, top: Any, bottom: Any) -> np.ndarray:
     return found
 
 
-def raised(b: Building, call: Call, x: Value, low: np.ndarray) -> Value:
+def raised(b: GraphBuilder, call: OnnxCall, x: OnnxValue, low: np.ndarray) -> OnnxValue:
     """`max(x, low)`, as `low + relu(x - low)`; for a far threshold as `x + relu(low - x)`, exact above it."""
     if not low.any():
         return _relu(b, call, x)
@@ -100,16 +107,16 @@ def raised(b: Building, call: Call, x: Value, low: np.ndarray) -> Value:
     return _sum(b, call, x, 1, _relu(b, call, shifted(b, call, x, -1.0, low)))
 
 
-def lowered(b: Building, call: Call, x: Value, high: np.ndarray) -> Value:
+def lowered(b: GraphBuilder, call: OnnxCall, x: OnnxValue, high: np.ndarray) -> OnnxValue:
     """`min(x, high)`, as `high - relu(high - x)`; for a far threshold as `x - relu(x - high)`, exact below it."""
     if np.abs(high).max() <= FAR:
         return shifted(b, call, _relu(b, call, shifted(b, call, x, -1.0, high)), -1.0, high)
     return _sum(b, call, x, -1, _relu(b, call, shifted(b, call, x, None, -high)))
 
 
-def _relu(b: Building, call: Call, x: Value) -> Value:
+def _relu(b: GraphBuilder, call: OnnxCall, x: OnnxValue) -> OnnxValue:
     return b.put(call, Relu(b.nodes[x.index].shape), x.shape, x)
 
 
-def _sum(b: Building, call: Call, first: Value, sign: int, second: Value) -> Value:
+def _sum(b: GraphBuilder, call: OnnxCall, first: OnnxValue, sign: int, second: OnnxValue) -> OnnxValue:
     return b.put(call, Add(b.nodes[first.index].shape, (1, sign)), first.shape, first, second)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import Building, Known, Value, inner
+from polycert.graph.onnx.builder import GraphBuilder, Known, OnnxValue, inner
 from polycert.graph.onnx.constant_folding import (
     axes_of,
     axis_of,
@@ -22,14 +22,14 @@ from polycert.graph.onnx.constant_folding import (
     unsqueezed,
 )
 from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
-from polycert.graph.onnx.program import Call, Shape, checked_shape
+from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
 from polycert.graph.onnx.scale_shift import shifted
 from polycert.rules.indexing import NOTHING, Concat
 from polycert.rules.shape import Permute
 
 
 @entry("Flatten")
-def _flatten(b: Building, call: Call, inputs: Inputs) -> Value:
+def _flatten(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     axis = int(call.get("axis", 1))
     axis = axis if axis == len(x.shape) else axis_of(axis, len(x.shape), call)
@@ -37,25 +37,25 @@ def _flatten(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("Reshape")
-def _reshape(b: Building, call: Call, inputs: Inputs) -> Value:
+def _reshape(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     return b.reshape(call, x, reshaped(x.shape, integers(floats(call, inputs, 1), f"the shape of {call}"), call))
 
 
 @entry("Squeeze")
-def _squeeze(b: Building, call: Call, inputs: Inputs) -> Value:
+def _squeeze(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     return b.reshape(call, x, squeezed(x.shape, axes_of(call, list(inputs), b.opset, 13), call))
 
 
 @entry("Unsqueeze")
-def _unsqueeze(b: Building, call: Call, inputs: Inputs) -> Value:
+def _unsqueeze(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     return b.reshape(call, x, unsqueezed(x.shape, axes_of(call, list(inputs), b.opset, 13), call))
 
 
 @entry("Transpose")
-def _transpose(b: Building, call: Call, inputs: Inputs) -> Value:
+def _transpose(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     order = [int(k) for k in call.get("perm", range(len(x.shape))[::-1])]
     if sorted(order) != list(range(len(x.shape))):
@@ -63,7 +63,7 @@ def _transpose(b: Building, call: Call, inputs: Inputs) -> Value:
     return permuted(b, call, x, order)
 
 
-def permuted(b: Building, call: Call, x: Value, order: list[int]) -> Value:
+def permuted(b: GraphBuilder, call: OnnxCall, x: OnnxValue, order: list[int]) -> OnnxValue:
     """Axes in another order, as the file counts them."""
     shape = tuple(x.shape[k] for k in order)
     if order == sorted(order):
@@ -76,14 +76,14 @@ def permuted(b: Building, call: Call, x: Value, order: list[int]) -> Value:
 
 
 @entry("Slice")
-def _slice(b: Building, call: Call, inputs: Inputs) -> Value:
+def _slice(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     places = b.places(x).numpy()[slices_of(call, list(inputs), x.shape, b.opset)]
     return b.pick(call, x, torch.from_numpy(places.copy()))
 
 
 @entry("Gather")
-def _gather(b: Building, call: Call, inputs: Inputs) -> Value:
+def _gather(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     index = checked_index(call, floats(call, inputs, 1), x.shape)
     places = np.take(b.places(x).numpy(), index, axis=axis_of(call.get("axis", 0), len(x.shape), call))
@@ -91,7 +91,7 @@ def _gather(b: Building, call: Call, inputs: Inputs) -> Value:
 
 
 @entry("Split")
-def _split(b: Building, call: Call, inputs: Inputs) -> list[Known]:
+def _split(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> list[Known]:
     """Parts along an axis; one without entries is a constant."""
     x = variable(call, inputs[0])
     axis = axis_of(call.get("axis", 0), len(x.shape), call)
@@ -111,14 +111,14 @@ def _split(b: Building, call: Call, inputs: Inputs) -> list[Known]:
 
 
 @entry("Expand")
-def _expand(b: Building, call: Call, inputs: Inputs) -> Value:
+def _expand(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     wanted = tuple(integers(floats(call, inputs, 1), f"the shape of {call}"))
     return b.expand(call, x, common_shape(call, x.shape, wanted))
 
 
 @entry("Concat")
-def _concat(b: Building, call: Call, inputs: Inputs) -> Value:
+def _concat(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """Along any axis; constant parts are zeros with a bias, parts without entries are left out."""
     shapes = [value.shape for value in inputs if value is not None]
     axis = axis_of(call.get("axis", 0), len(shapes[0]), call)
@@ -130,28 +130,28 @@ def _concat(b: Building, call: Call, inputs: Inputs) -> Value:
     total = checked_shape(
         [sum(s[axis] for s in shapes) if k == axis else n for k, n in enumerate(shapes[0])], str(call)
     )
-    first = next(value for value in inputs if isinstance(value, Value))
+    first = next(value for value in inputs if isinstance(value, OnnxValue))
     kept = [value for value in inputs if value is not None and 0 not in value.shape]
     parts = [
-        b.view(call, value, value.shape) if isinstance(value, Value) else _nothing(b, call, first, value.shape)
+        b.view(call, value, value.shape) if isinstance(value, OnnxValue) else _nothing(b, call, first, value.shape)
         for value in kept
     ]
     joined = b.put(call, Concat(tuple(value.shape for value in kept), axis), total, *parts)
     joined = b.reshape(call, joined, total)
-    if all(isinstance(value, Value) for value in kept):
+    if all(isinstance(value, OnnxValue) for value in kept):
         return joined
-    offsets = [np.zeros(value.shape) if isinstance(value, Value) else value for value in kept]
+    offsets = [np.zeros(value.shape) if isinstance(value, OnnxValue) else value for value in kept]
     return shifted(b, call, joined, None, np.concatenate(offsets, axis))
 
 
-def _nothing(b: Building, call: Call, source: Value, shape: Shape) -> int:
+def _nothing(b: GraphBuilder, call: OnnxCall, source: OnnxValue, shape: Shape) -> int:
     """A node of zeros."""
     zeros = b.pick(call, source, torch.full(shape, NOTHING))
     return b.view(call, zeros, shape)
 
 
 @entry("Pad")
-def _pad(b: Building, call: Call, inputs: Inputs) -> Value:
+def _pad(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     if call.get("mode", "constant") != "constant":
         raise PolycertError(f"{call} pads by {call.get('mode')!r}: only constants are supported")
@@ -170,7 +170,9 @@ def _pad(b: Building, call: Call, inputs: Inputs) -> Value:
     return padded(b, call, x, before, after, number)
 
 
-def padded(b: Building, call: Call, x: Value, before: list[int], after: list[int], number: float) -> Value:
+def padded(
+    b: GraphBuilder, call: OnnxCall, x: OnnxValue, before: list[int], after: list[int], number: float
+) -> OnnxValue:
     """A value with constants around it; negative sizes crop."""
     if not any(before) and not any(after):
         return x

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from polycert.graph.graph import Graph, needed, prune
-from polycert.graph.onnx.builder import Built, Value
+from polycert.graph.onnx.builder import Built, OnnxValue
 from polycert.graph.onnx.program import Shape
 
 
@@ -36,7 +36,7 @@ class Trace:
         places = {
             name: Place(kept.get(value.index), value.shape)
             for name, value in built.known.items()
-            if isinstance(value, Value)
+            if isinstance(value, OnnxValue)
         }
         return Trace(graph, places, tuple(built.makers[k] for k in kept))
 

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from polycert.bounding.precision import error_model, plain_products
 from polycert.graph import Graph
-from polycert.graph.onnx import Imported
+from polycert.graph.onnx import OnnxNetwork
 from polycert.sets.rounding import round_down, round_up
-from polycert.verification.input_split import Boxes, Rows, Search
+from polycert.verification.input_split import Boxes, InputSplitting, Rows
 from polycert.verification.vnnlib.property import Box, Clause
 
 
-class Witness(NamedTuple):
+class PropertyCounterexample(NamedTuple):
     """An input in the box and the output that onnxruntime gives for it."""
 
     x: np.ndarray  # [inputs] float64
     y: np.ndarray  # [outputs] float64
 
 
-def confirmed(network: Imported, box: Box, points: Tensor) -> Witness | None:
+def confirmed(network: OnnxNetwork, box: Box, points: Tensor) -> PropertyCounterexample | None:
     """The first of some points `[n, *shape]` that is a witness when onnxruntime replays it.
 
     Points are moved to numbers of the file's input type inside the box. Where a side holds none, such as one that is a
@@ -41,11 +41,11 @@ def confirmed(network: Imported, box: Box, points: Tensor) -> Witness | None:
         x = torch.where(held, near.clamp(low, high), near.clamp(first, last)).numpy()
         y = network.replay(torch.from_numpy(x).reshape(1, *point.shape))[0].numpy()
         if box.holds(x, y) and (bool(held.all()) or _really(network, box, np.where(held, x, np.nan))):
-            return Witness(x, y)
+            return PropertyCounterexample(x, y)
     return None
 
 
-def _really(network: Imported, box: Box, x: np.ndarray) -> bool:
+def _really(network: OnnxNetwork, box: Box, x: np.ndarray) -> bool:
     """Whether the real-valued network fulfils a clause wherever the inputs that are NaN lie on their sides."""
     graph = network.bind(torch.float64)
     if graph.computed:
@@ -56,20 +56,20 @@ def _really(network: Imported, box: Box, x: np.ndarray) -> bool:
         constants = torch.from_numpy(np.nextafter(clause.constants, math.inf))
         rows = Rows(-torch.from_numpy(clause.rows).reshape(-1, *graph.output_shape), -constants)
         with torch.no_grad(), plain_products(graph.device):
-            found = Search(graph, rows, error_model(graph), []).bound(boxes)
+            found = InputSplitting(graph, rows, error_model(graph), []).bound(boxes)
         if bool((found.value > 0).all()):
             return True
     return False
 
 
-class Asked(NamedTuple):
+class ClauseTensors(NamedTuple):
     """Clauses as tensors, padded to one number of rows."""
 
     rows: Tensor  # [clauses, k, outputs]
     constants: Tensor  # [clauses, k]; -inf where there is no row
 
     @staticmethod
-    def of(clauses: Sequence[Clause], graph: Graph) -> Asked:
+    def of(clauses: Sequence[Clause], graph: Graph) -> ClauseTensors:
         """From arrays, in the graph's type."""
         most = max(1, *(len(clause.rows) for clause in clauses))  # a clause without rows is always fulfilled
         like = torch.empty(0, dtype=graph.dtype, device=graph.device)
@@ -78,7 +78,7 @@ class Asked(NamedTuple):
         for k, clause in enumerate(clauses):
             rows[k, : len(clause.rows)] = torch.from_numpy(clause.rows).to(rows)
             constants[k, : len(clause.rows)] = torch.from_numpy(clause.constants).to(rows)
-        return Asked(rows, constants)
+        return ClauseTensors(rows, constants)
 
     def excess(self, outputs: Tensor) -> Tensor:
         """How far each of `[clauses, tries, outputs]` is from its clause: the largest row; <= 0 is inside."""
@@ -101,7 +101,7 @@ def descend(
     Tries start at the best of a `pool` of random points. Steps go along the sign of the gradient, or along its size in
     every other try, and shrink as a cosine.
     """
-    asked = Asked.of(clauses, graph)
+    asked = ClauseTensors.of(clauses, graph)
     lower, upper = (torch.from_numpy(side).to(graph.device, graph.dtype) for side in box.inner)
     points = _starts(graph, asked, lower, upper, tries, pool, generator)
     count = len(points)
@@ -126,7 +126,7 @@ def descend(
 
 
 def _starts(
-    graph: Graph, asked: Asked, lower: Tensor, upper: Tensor, tries: int, pool: int, generator: torch.Generator
+    graph: Graph, asked: ClauseTensors, lower: Tensor, upper: Tensor, tries: int, pool: int, generator: torch.Generator
 ) -> Tensor:
     """`[clauses * tries, inputs]`: for each clause the middle of the box and the best random points and corners."""
     noise = torch.rand(max(pool, tries), len(lower), generator=generator, dtype=torch.float64).to(lower)

@@ -13,11 +13,11 @@ from torch import Tensor
 from polycert.bounding.precision import error_model, plain_products, provable
 from polycert.errors import PolycertError
 from polycert.graph import Graph
-from polycert.graph.onnx import Imported
+from polycert.graph.onnx import OnnxNetwork
 from polycert.sets.rounding import holds, round_down, round_up
-from polycert.verification.input_split import Boxes, OutOfTime, Rows, Search
+from polycert.verification.input_split import Boxes, InputSplitting, OutOfTime, Rows
 from polycert.verification.vnnlib.activation_split import complete
-from polycert.verification.vnnlib.falsify import Witness, confirmed, descend
+from polycert.verification.vnnlib.falsify import PropertyCounterexample, confirmed, descend
 from polycert.verification.vnnlib.property import Box, Clause, Property
 
 log = logging.getLogger(__name__)
@@ -30,15 +30,15 @@ FIRST_TURN = 2.0  # seconds for each clause in turn, twice as long each time
 
 
 @dataclass(frozen=True, eq=False)
-class Decision:
+class PropertyVerdict:
     """`sat` with its witness, `unsat`, `unknown` (given up) or `timeout`."""
 
     status: str
-    witness: Witness | None = None
+    witness: PropertyCounterexample | None = None
     seconds: float = 0.0
 
 
-def decide(network: Imported, asked: Property, *, timeout: float, seed: int = 0) -> Decision:
+def decide(network: OnnxNetwork, asked: Property, *, timeout: float, seed: int = 0) -> PropertyVerdict:
     """Whether an input in one of the boxes has an output in one of its clauses.
 
     Args:
@@ -59,23 +59,23 @@ def decide(network: Imported, asked: Property, *, timeout: float, seed: int = 0)
         raise PolycertError(
             f"the property has {asked.inputs} inputs and {asked.outputs} outputs, the network {sizes[0]} and {sizes[1]}"
         )
-    job = Job(network, started + timeout, torch.Generator().manual_seed(seed))
+    job = PropertyVerifier(network, started + timeout, torch.Generator().manual_seed(seed))
     statuses = []
     for box in asked.boxes:
         status, witness = job.decide(box)
         if witness is not None:
-            return Decision(SAT, witness, time.monotonic() - started)
+            return PropertyVerdict(SAT, witness, time.monotonic() - started)
         statuses.append(status)
     order = (TIMEOUT, UNKNOWN, UNSAT)
     worst = min(statuses, key=order.index, default=UNSAT)
-    return Decision(worst, None, time.monotonic() - started)
+    return PropertyVerdict(worst, None, time.monotonic() - started)
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class PropertyVerifier:
     """One network, one deadline."""
 
-    network: Imported
+    network: OnnxNetwork
     deadline: float
     generator: torch.Generator
 
@@ -84,7 +84,7 @@ class Job:
         """Whether the time is up."""
         return time.monotonic() > self.deadline
 
-    def decide(self, box: Box) -> tuple[str, Witness | None]:
+    def decide(self, box: Box) -> tuple[str, PropertyCounterexample | None]:
         """One box: a cheap attack, the bounds, and then what suits the network."""
         witness = self.attack(box, box.clauses, tries=4, steps=20)
         if witness is not None:
@@ -115,7 +115,9 @@ class Job:
     def _few(self, box: Box) -> bool:
         return box.free <= FEW_INPUTS
 
-    def attack(self, box: Box, clauses: tuple[Clause, ...] | list[Clause], *, tries: int, steps: int) -> Witness | None:
+    def attack(
+        self, box: Box, clauses: tuple[Clause, ...] | list[Clause], *, tries: int, steps: int
+    ) -> PropertyCounterexample | None:
         """A witness by gradient descent, or None."""
         points = descend(
             self.network.bind(),
@@ -148,9 +150,9 @@ class Job:
         parts = positive.split([len(clause.rows) for clause in clauses])
         return [clause for clause, part in zip(clauses, parts, strict=True) if bool(part.any())]
 
-    def split(self, proof: Graph, box: Box, clauses: list[Clause]) -> tuple[str, Witness | None]:
+    def split(self, proof: Graph, box: Box, clauses: list[Clause]) -> tuple[str, PropertyCounterexample | None]:
         """Branch and bound on the input, the clauses in turns that grow."""
-        looks = [Look(self.network, proof, box, clause) for clause in clauses]
+        looks = [CentreCheck(self.network, proof, box, clause) for clause in clauses]
         searches = [_search(proof, box, clause) for clause in clauses]
         turn = FIRST_TURN
         while searches and not self.over:
@@ -166,7 +168,7 @@ class Job:
             turn *= 2
         return (TIMEOUT if searches else UNSAT), None
 
-    def branch(self, box: Box, clauses: list[Clause]) -> tuple[str, Witness | None]:
+    def branch(self, box: Box, clauses: list[Clause]) -> tuple[str, PropertyCounterexample | None]:
         """The complete certifier, which branches on activations."""
         outcome, point = complete(self.network, box, clauses, self.deadline - time.monotonic())
         if outcome:
@@ -176,7 +178,7 @@ class Job:
             return SAT, witness
         return (TIMEOUT, None) if self.over else self.give_up(box, clauses)
 
-    def give_up(self, box: Box, clauses: list[Clause]) -> tuple[str, Witness | None]:
+    def give_up(self, box: Box, clauses: list[Clause]) -> tuple[str, PropertyCounterexample | None]:
         """Nothing is left but to look for a witness with more tries."""
         for _ in range(20):
             witness = self.attack(box, clauses, tries=32, steps=200)
@@ -188,14 +190,14 @@ class Job:
 
 
 @dataclass(eq=False)
-class Look:
+class CentreCheck:
     """Recognises a witness among the centres of boxes."""
 
-    network: Imported
+    network: OnnxNetwork
     proof: Graph
     box: Box
     clause: Clause
-    witness: Witness | None = None
+    witness: PropertyCounterexample | None = None
 
     def __call__(self, points: Tensor) -> bool:
         """Whether one of the points is a witness; it is kept."""
@@ -207,11 +209,11 @@ class Look:
         return self.witness is not None
 
 
-def _search(proof: Graph, box: Box, clause: Clause) -> Search:
+def _search(proof: Graph, box: Box, clause: Clause) -> InputSplitting:
     """Constants rounded down to the graph's type; the rows must fit it."""
     coef = torch.from_numpy(clause.rows).to(proof.dtype).reshape(-1, *proof.output_shape)
     rows = Rows(coef, round_down(torch.from_numpy(clause.constants), proof.dtype))
-    return Search(proof, rows, error_model(proof), [_set(proof, box)])
+    return InputSplitting(proof, rows, error_model(proof), [_set(proof, box)])
 
 
 def _set(proof: Graph, box: Box) -> Boxes:
