@@ -18,10 +18,10 @@ from polycert.certification.envelope import Envelope
 from polycert.certification.verdict import verdict_of
 from polycert.exact import Specification, Verdict, decide
 from polycert.forms import Dense
-from polycert.rules import Interval
 from polycert.rules.activation import LeakyRelu
 from polycert.sets.ball import Region
 from polycert.sets.geometry import least_norm
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 from polycert.verification.beta_crown import Ascent
 from polycert.verification.branch_and_bound import BranchAndBound

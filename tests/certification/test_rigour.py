@@ -18,8 +18,9 @@ from torch import Tensor, nn
 import polycert as pc
 from polycert.bounding.relaxations import RELAXATIONS
 from polycert.forms import Dense
-from polycert.rules import Activation, Interval, Lines
+from polycert.rules import Activation, Lines
 from polycert.rules.activation import Arctan, LeakyRelu, Relu, Tanh
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import LIBRARY_ULPS, Rounding, difference_up, number_up, round_down, round_up
 from tests.helpers.cases import CASES, EPS, NORMS, PAIRS, Case, ball, fresh, in_double, inputs, ready
 from tests.helpers.solvers import exact_values

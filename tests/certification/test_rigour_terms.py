@@ -23,8 +23,8 @@ from polycert.certification.envelope import Envelope
 from polycert.certification.verdict import SECOND_LOOK, verdict_of
 from polycert.exact import Specification
 from polycert.forms import Dense
-from polycert.rules import Interval
 from polycert.rules.affine import MatMul
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import LIBRARY_ULPS, Rounding
 from polycert.verification.dual_bound import OFF, ON, DualObjective, multipliers, proved_bound
 from polycert.verification.journal import JournalEntry

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import polycert as pc
 from polycert.graph.arguments import check_read
-from polycert.rules import RULES, Call, Interval, Value
+from polycert.rules import RULES, Call, Value
 from polycert.rules.smooth import Softplus
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 from tests.helpers.cases import Fn
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import polycert as pc
 from polycert.bounding.methods import passes
-from polycert.rules import Interval
+from polycert.sets.interval import Interval
 
 
 @dataclass(frozen=True)

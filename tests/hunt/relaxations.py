@@ -11,7 +11,8 @@ import mpmath
 from mpmath import mpf
 
 from polycert.bounding.relaxations import adaptive, lines_of, parallel
-from polycert.rules import Activation, Interval, activation, smooth
+from polycert.rules import Activation, activation, smooth
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 from tests.hunt.kind import claimed, note
 from tests.hunt.numbers import ENDS, TYPES, nasty, put, rounded, scale, simplified, take, tensor
@@ -52,7 +53,7 @@ MADE: dict[str, Callable[[float], Made]] = {
     "TanhGelu": lambda _: (smooth.TanhGelu(SHAPE), ELEMENTWISE["gelu_tanh"]),
     "Silu": lambda _: (smooth.Silu(SHAPE), ELEMENTWISE["silu"]),
 }
-ABSTRACT = {"SShaped", "Curve", "Convex", "Bump"}
+ABSTRACT = {"SShaped", "SmoothActivation", "Convex", "Bump"}
 LEAKS = (0.01, 0.1, -0.3, 1.7, -1.0, 1.0, 1e-40, 1e-46, -5.0, 1e20)
 
 

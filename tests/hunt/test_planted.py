@@ -15,9 +15,9 @@ from polycert.certification import certify, radius
 from polycert.forms import Dense
 from polycert.graph import inputs
 from polycert.rules.activation import LeakyRelu, Relu, SShaped
-from polycert.rules.op import Interval
 from polycert.sets import geometry
 from polycert.sets.ball import Region
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 from tests.hunt.kind import Kind
 from tests.hunt.kinds import by_name

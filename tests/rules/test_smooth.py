@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from polycert.bounding.relaxations import adaptive, parallel
-from polycert.rules import Interval
 from polycert.rules.activation import Erf
 from polycert.rules.smooth import Elu, Exp, Gelu, Reciprocal, Silu, SmoothActivation, Softplus, Square, TanhGelu
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 
 F32, F64 = torch.float32, torch.float64

@@ -19,9 +19,10 @@ import polycert as pc
 from polycert.exact import Specification, decide
 from polycert.forms import Dense
 from polycert.graph import Graph, Node
-from polycert.rules import Interval, Pieces
+from polycert.rules import Pieces
 from polycert.rules.activation import LeakyRelu
 from polycert.rules.affine import MatMul
+from polycert.sets.interval import Interval
 from polycert.verification.beta_crown import DualPoint, ascend, look
 from polycert.verification.branching import score_candidates
 from polycert.verification.budget import Budget

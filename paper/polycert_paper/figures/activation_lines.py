@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from polycert.bounding.relaxations import parallel
 from polycert.report.plots import LIN_COLOUR, PEC_COLOUR, STYLE
 from polycert.rules.activation import Relu, Tanh
-from polycert.rules.op import Activation, Interval
+from polycert.rules.op import Activation
+from polycert.sets.interval import Interval
 from polycert_paper.figures.figure import Picture
 
 INTERVALS = {"lower ≤ upper ≤ 0": (-3.0, -0.8), "lower < 0 < upper": (-2.0, 3.0), "0 ≤ lower ≤ upper": (0.8, 3.0)}

@@ -18,7 +18,8 @@ from polycert.bounding.backward import LOWER, Bound, Pass, backward
 from polycert.bounding.line_offsets import LineOffsets
 from polycert.bounding.relaxations import lines_of
 from polycert.forms import Dense, Form
-from polycert.rules import Activation, Interval, Lines
+from polycert.rules import Activation, Lines
+from polycert.sets.interval import Interval
 
 STEPS = 20
 RATE = 0.1

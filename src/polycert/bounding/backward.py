@@ -21,8 +21,9 @@ from polycert.bounding.line_offsets import LineOffsets
 from polycert.bounding.relaxations import Relaxation
 from polycert.forms import Form, Identity, Selected
 from polycert.graph import Graph, Node
-from polycert.rules import Interval, Linear, Lines
+from polycert.rules import Linear, Lines
 from polycert.sets.ball import Region
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding, at_least, at_most
 
 LOWER, UPPER = -1, 1

@@ -33,8 +33,8 @@ from polycert.bounding.relaxations import RELAXATIONS, Relaxation, parallel
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Form
 from polycert.graph import Graph
-from polycert.rules import Interval
 from polycert.sets.ball import Region
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polycert.rules.op import Activation, Interval, Lines
+from polycert.rules.op import Activation, Lines
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 
 Relaxation = Callable[[Activation, Interval, Rounding | None], Lines]

@@ -13,8 +13,9 @@ from polycert.forms import Form, Identity
 from polycert.graph import Graph
 from polycert.losses.loss import ATTACK_STEP, Loss, attacked, check_attack, check_subsample, clean, require
 from polycert.losses.random_draws import Draws
-from polycert.rules import Activation, Interval
+from polycert.rules import Activation
 from polycert.sets.ball import Ball, Region
+from polycert.sets.interval import Interval
 
 
 class MMR(Loss):

@@ -16,14 +16,13 @@ from polycert.rules import (
     shape,
     smooth,
 )
-from polycert.rules.op import RULES, Activation, Affine, Call, Interval, Linear, Lines, Op, Pieces, Value
+from polycert.rules.op import RULES, Activation, Affine, Call, Linear, Lines, Op, Pieces, Value
 
 __all__ = [
     "RULES",
     "Activation",
     "Affine",
     "Call",
-    "Interval",
     "Linear",
     "Lines",
     "Op",

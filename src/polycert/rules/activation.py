@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polycert.forms import Shape
-from polycert.rules.op import Activation, Call, Interval, Pieces, rule
+from polycert.rules.op import Activation, Call, Pieces, rule
 from polycert.runtime.autograd import apply
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 
 SEARCH_STEPS = 30

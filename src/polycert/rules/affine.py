@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.forms import Dense, Differences, Form, Identity, Selected, Shape
-from polycert.rules.op import Affine, Call, Interval, Linear, Value, constant_rows, rule
+from polycert.rules.op import Affine, Call, Linear, Value, constant_rows, rule
 from polycert.rules.sparse_rows import RowProduct
 from polycert.runtime.autograd import apply
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 
 WEIGHTS_AT_ONCE = 2**20

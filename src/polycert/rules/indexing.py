@@ -14,8 +14,9 @@ from torch import Tensor
 from polycert.forms import Dense, Form, Shape
 from polycert.rules.affine import Elementwise
 from polycert.rules.decomposition import Decomposition
-from polycert.rules.op import Call, Interval, Linear, Value, rule
+from polycert.rules.op import Call, Linear, Value, rule
 from polycert.rules.shape import Exact, Reshape
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 
 NOTHING = -1

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from polycert.forms import Shape
-from polycert.rules.op import Activation, Call, Interval, rule
+from polycert.rules.op import Activation, Call, rule
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 
 SEARCH_STEPS = 40

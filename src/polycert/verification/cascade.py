@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polycert.attacks.pgd import attack_region, margin_of
 from polycert.certification.envelope import margin_rows
-from polycert.rules import Interval
+from polycert.sets.interval import Interval
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.decide import decide_unproved

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from polycert.forms import Dense
-from polycert.rules import Interval
 from polycert.sets.ball import Ball, Region
 from polycert.sets.geometry import power_norm
+from polycert.sets.interval import Interval
 from polycert.verification.pre_activation import relax
 from polycert.verification.rational import Undecided
 from polycert.verification.snapshot import NetworkSnapshot

@@ -20,8 +20,8 @@ from polycert.bounding.backward import LOWER, Pass
 from polycert.bounding.methods import get_method, passes
 from polycert.forms import Dense
 from polycert.graph import Graph
-from polycert.rules import Interval
 from polycert.sets.ball import Region
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding, at_least
 
 Hidden = Callable[[Pass, int], Interval]

@@ -12,8 +12,8 @@ from polycert.bounding.methods import get_method, passes
 from polycert.bounding.precision import error_model, plain_products
 from polycert.forms import Form
 from polycert.graph import Graph
-from polycert.rules import Interval
 from polycert.sets.ball import Region
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import at_least
 
 Intervals = dict[int, Interval]

@@ -29,8 +29,9 @@ from polycert.bounding.precision import error_model
 from polycert.errors import PolycertError
 from polycert.forms import Dense
 from polycert.graph import Graph
-from polycert.rules import Activation, Interval, Lines
+from polycert.rules import Activation, Lines
 from polycert.sets.ball import Region
+from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding, outward
 from polycert.verification.sparse import Coefficients
 from polycert.verification.specification import Specification
