@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import polycert as pc
+from polycert.graph import Graph, Node
+from polycert.rules.affine import Elementwise
 from polycert.verification.decide import decide
 from polycert.verification.rational import RationalForm, RationalNetwork, Undecided
 from polycert.verification.rational_leaf import positive, solve
@@ -120,3 +122,17 @@ def test_the_slope_right_of_a_bend_is_a_number_of_its_own() -> None:
     exact = RationalNetwork(NetworkSnapshot.of(pc.capture(nn.Sequential(nn.LeakyReLU(0.1)), (2,))).double)
     found = exact.outputs(torch.tensor([3.0, -1.0], dtype=torch.float64)).fractions()
     assert found == [3, -Fraction(0.1)]
+
+
+def test_a_shift_that_was_computed_stays_undecided() -> None:
+    """A stored factor may come with a shift that was rounded: its size says so."""
+    shift = torch.full((1, 2), 0.1, dtype=torch.float64)
+    for size, known in ((None, True), (2 * shift, False)):
+        op = Elementwise(torch.ones(1, 2, dtype=torch.float64), shift, (2,), shift_magnitude=size, stored_weights=True)
+        nodes = (Node("input", None, (), (2,)), Node("shift", op, (0,), (2,)))
+        exact = RationalNetwork(Graph(nodes, torch.float64, torch.device("cpu")))
+        if known:
+            assert exact.outputs(torch.zeros(2)).fractions() == [Fraction(0.1)] * 2
+        else:
+            with pytest.raises(Undecided):
+                exact.outputs(torch.zeros(2))

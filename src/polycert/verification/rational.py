@@ -178,9 +178,16 @@ class RationalNetwork:
             ones = [torch.ones(1, *shape, dtype=torch.float64) for shape in shapes]
             if op.pull_error(entries, ones, error_model(self.graph)) is not None:
                 raise Undecided
+            if op.bias is not None and not torch.equal(op.bias.abs(), _size(op.bias_magnitude)):  # it was computed
+                raise Undecided
             matrices = [Matrix.of(form.dense().coef.flatten(2)[0]) for form in op.pull(entries)]
             self._written[index] = matrices, None if op.bias is None else Whole.of(op.bias)
         return self._written[index]
+
+
+def _size(magnitude: Tensor | None) -> Tensor:
+    assert magnitude is not None
+    return magnitude
 
 
 def pieces_of(graph: Graph, index: int) -> Pieces:
