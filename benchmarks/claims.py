@@ -20,7 +20,7 @@ from torch import Tensor
 
 import polycert as pc
 from polycert.bounding.chunking import batch_size_for
-from polycert.records.certificates import check_output, whole_file
+from polycert.records.files import check_output, whole_file
 
 AT_MOST = 100
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polycert.errors import PolycertError
-from polycert.records.certificates import whole_file
+from polycert.records.files import whole_file
 from polycert.report.plots import save
 from polycert_paper.figures import FIGURES, Picture
 from polycert_paper.stored_records import Store

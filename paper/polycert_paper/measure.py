@@ -18,7 +18,7 @@ from polycert.certification.radius import largest_radius
 from polycert.errors import PolycertError
 from polycert.graph import Network, capture
 from polycert.models.model_files import load_module
-from polycert.records.certificates import whole_file
+from polycert.records.files import whole_file
 from polycert.report.plots import phases
 from polycert.training.recipe_files import read_recipe
 

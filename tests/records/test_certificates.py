@@ -17,7 +17,8 @@ from torch import nn
 
 import polycert as pc
 from polycert.records import certificates as records
-from polycert.records.certificates import Certificates, check_output, save_frame
+from polycert.records.certificates import Certificates
+from polycert.records.files import check_output, save_frame
 
 COLUMNS = {
     "index", "label", "prediction", "certified", "radius", "margin", "nearest", "eps", "seconds",

@@ -24,7 +24,7 @@ from polycert.certification.verdict import BatchVerdict, Certifier
 from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
-from polycert.records.certificates import save_frame
+from polycert.records.files import save_frame
 from polycert.runtime.threads import Progress, over_batches
 from polycert.sets.ball import Array, Ball, Minimum, Region
 

@@ -17,7 +17,8 @@ from polycert.cli.options import CertifyOptions, ProofOptions, RadiusOptions
 from polycert.cli.output import Finished, Rows, about_set, clean_error, finish
 from polycert.cli.progress import Advance, in_slices, progress_bar
 from polycert.cli.samples import CheckedSamples, Plan, plan, prepare
-from polycert.records.certificates import Certificates, check_output
+from polycert.records.certificates import Certificates
+from polycert.records.files import check_output
 from polycert.runtime.distributed import processes
 from polycert.sets.ball import Ball, norm_text
 

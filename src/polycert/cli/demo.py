@@ -18,7 +18,8 @@ from polycert.graph import Network, capture
 from polycert.losses import PER, Plain
 from polycert.models.architectures import build, fc1
 from polycert.models.model_files import save
-from polycert.records.certificates import Certificates, whole_file
+from polycert.records.certificates import Certificates
+from polycert.records.files import whole_file
 from polycert.report import write_report
 from polycert.report.plots import digits, two_phases
 from polycert.sets.ball import Ball

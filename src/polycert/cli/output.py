@@ -15,7 +15,7 @@ from rich.text import Text
 from polycert.cli.exit_status import INTERRUPTED, tell
 from polycert.cli.options import RecordOptions
 from polycert.cli.samples import CheckedSamples, Plan
-from polycert.records.certificates import save_frame
+from polycert.records.files import save_frame
 from polycert.sets.ball import eps_text, norm_text
 
 Rows = dict[str, str]

@@ -25,7 +25,7 @@ from polycert.cli.output import Finished, about_set, clean_error, finish
 from polycert.cli.progress import Advance, in_slices, progress_bar
 from polycert.cli.samples import CheckedSamples, plan, prepare
 from polycert.graph.inputs import as_labels
-from polycert.records.certificates import check_output, whole_file
+from polycert.records.files import check_output, whole_file
 from polycert.runtime.distributed import Processes, processes
 from polycert.sets.ball import Ball, norm_text
 from polycert.verification.milp import get_solver

@@ -13,7 +13,7 @@ from polycert.cli.exit_status import BadUsage
 from polycert.cli.options import VerifyOptions
 from polycert.errors import PolycertError
 from polycert.graph.onnx import read_onnx
-from polycert.records.certificates import whole_file
+from polycert.records.files import whole_file
 from polycert.verification.vnnlib import PropertyVerdict, decide, read_property
 
 HEEDED = {"model", "asked", "timeout", "seed", "threads", "out", "quiet", "debug"}  # what a property leaves open

@@ -22,7 +22,7 @@ from polycert.evaluation.certified import bound
 from polycert.evaluation.radii import search
 from polycert.evaluation.settings import EvaluationQuestion, Stage
 from polycert.graph.fingerprint import fingerprint
-from polycert.records.certificates import whole_file
+from polycert.records.files import whole_file
 from polycert.runtime.locks import locked
 from polycert.runtime.npz import read_arrays
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from polycert.errors import PolycertError
-from polycert.records.certificates import check_output, save_frame, whole_file
+from polycert.records.files import check_output, save_frame, whole_file
 
 COLUMNS = [
     "index",

@@ -20,7 +20,7 @@ from polycert.forms import Shape
 from polycert.graph import Network, capture
 from polycert.graph.onnx import read_onnx
 from polycert.models.architectures import Architecture, build
-from polycert.records.certificates import whole_file
+from polycert.records.files import whole_file
 from polycert.runtime import limits
 from polycert.runtime.distributed import checked_device
 from polycert.runtime.npz import read_arrays

@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from polycert.errors import PolycertError
-from polycert.records.certificates import check_place, whole_file
+from polycert.records.files import check_place, whole_file
 from polycert.report.claims import CLAIMS
 from polycert.report.headline import cards, contradictions, headline, shares
 from polycert.report.packed_columns import STATUSES, pack_samples

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polycert.certification.certify import certify
 from polycert.graph import Network
-from polycert.records.certificates import whole_file
+from polycert.records.files import whole_file
 from polycert.sets.ball import Ball
 
 STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}

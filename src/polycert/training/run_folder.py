@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.records.certificates import whole_file
+from polycert.records.files import whole_file
 from polycert.runtime.limits import parse_json, read_text
 from polycert.training.metrics import read_metrics
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from polycert import __version__
 from polycert.errors import PolycertError
 from polycert.graph.fingerprint import fingerprint
-from polycert.records.certificates import check_place
+from polycert.records.files import check_place
 from polycert.runtime.locks import lock
 
 FORMAT = 2

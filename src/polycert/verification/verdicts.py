@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from polycert.records.certificates import save_frame
+from polycert.records.files import save_frame
 from polycert.sets.ball import norm_text
 from polycert.verification.status import FALSIFIED, ROBUST, Verdict
 

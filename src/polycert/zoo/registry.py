@@ -19,7 +19,7 @@ from polycert.evaluation.record_files import record_text
 from polycert.graph import Network
 from polycert.models.model_files import load as load_file
 from polycert.models.model_files import load_module
-from polycert.records.certificates import whole_file
+from polycert.records.files import whole_file
 from polycert.runtime.limits import parse_json, read_text
 
 MANIFEST = "manifest.json"

@@ -18,7 +18,7 @@ from polycert.graph.network import Network
 from polycert.graph.onnx.comparison import agreements
 from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
 from polycert.graph.onnx.program import OnnxProgram, read_program
-from polycert.records.certificates import whole_file
+from polycert.records.files import whole_file
 from polycert.rules.activation import Arctan, Erf, LeakyRelu, Relu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul, Mean
 from polycert.rules.avg_pool import AvgPool2d

@@ -1,0 +1,78 @@
+"""Files that are written whole or not at all, and frames as `.csv`, `.json` or `.parquet`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from polycert.errors import PolycertError
+
+
+def _write_json(frame: pd.DataFrame, path: Path) -> None:
+    # Numbers as Python prints them, which reads back exactly: a radius must never be rounded up.
+    rows = frame.to_dict(orient="records")
+    records = [{key: _json_value(value) for key, value in row.items()} for row in rows]
+    path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+
+
+def _json_value(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+WRITERS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
+    ".csv": lambda frame, path: frame.to_csv(path, index=False),
+    ".json": _write_json,
+    ".parquet": lambda frame, path: frame.to_parquet(path, index=False),
+}
+
+
+def check_output(path: str | os.PathLike[str]) -> Path:
+    """A path that `save_frame` can write, or a clear error before any work is done."""
+    target = Path(path)
+    if target.suffix not in WRITERS:
+        raise PolycertError(f"cannot write {target.name!r}: the name must end in {', '.join(WRITERS)}")
+    return check_place(target)
+
+
+def check_place(target: Path) -> Path:
+    """A path in a folder that is there, and not a folder itself, or a clear error."""
+    if target.is_dir():
+        raise PolycertError(f"cannot write {str(target)!r}: it is a folder")
+    if not target.resolve().parent.is_dir():
+        raise PolycertError(f"cannot write {str(target)!r}: its folder does not exist; make it first")
+    return target
+
+
+def save_frame(frame: pd.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Write records under a temporary name in the same folder, then rename."""
+    target = check_output(path)
+    with whole_file(target) as name:
+        WRITERS[target.suffix](frame, name)
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A temporary name beside `target` that takes its place when all is written, and vanishes on failure."""
+    handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.stem}-", suffix=target.suffix)
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
