@@ -2,16 +2,18 @@
 
 from . import data, exact, losses, zoo
 from .attacks.pgd import Attack, attack
-from .certification.certify import Bounds, bounds, certify, envelope
+from .certification.certify import bounds, certify, envelope
 from .certification.envelope import Envelope
-from .certification.radius import Radii, largest_radius
+from .certification.radius import largest_radius
 from .errors import PolycertError
 from .evaluation import Evaluation, evaluate
 from .exact import Verdicts, verify
 from .graph import Graph, Network, capture
 from .graph.onnx.export import export
 from .models.model_files import load, save
+from .records.bounds import Bounds
 from .records.certificates import Certificates
+from .records.radii import Radii
 from .sets.ball import Ball
 
 __version__: str

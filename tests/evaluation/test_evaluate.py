@@ -25,10 +25,10 @@ from polycert.evaluation.confidence import normal, wilson
 from polycert.evaluation.evaluate import ALONE, run
 from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
-from polycert.evaluation.record_files import COLUMNS
 from polycert.evaluation.settings import EvaluationSettings, make_task, usual_upper
 from polycert.evaluation.training_history import command as command_for
 from polycert.models.architectures import ARCHITECTURES, build, fc1
+from polycert.records.evaluation import COLUMNS
 from polycert.runtime.distributed import Processes
 from polycert.training.recipe_files import read_recipe, to_toml
 from tests.runtime.test_distributed import RECIPE, twice

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import polycert as pc
-from polycert.records import certificates as records
+from polycert.records import files
 from polycert.records.certificates import Certificates
 from polycert.records.files import check_output, save_frame
 
@@ -173,7 +173,7 @@ def test_a_failing_writer_leaves_the_old_file_and_nothing_else(
         target.write_text("index,lab", encoding="utf-8")
         raise error
 
-    monkeypatch.setitem(records.WRITERS, ".csv", fail)
+    monkeypatch.setitem(files.WRITERS, ".csv", fail)
     with pytest.raises(type(error)):
         certificates().save(path)
     assert path.read_text(encoding="utf-8") == "old\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +18,11 @@ from polycert.errors import PolycertError
 from polycert.forms import Dense, Form, Identity
 from polycert.graph import Graph, Network
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
+from polycert.records.bounds import Bounds
 from polycert.records.certificates import Certificates
 from polycert.runtime.threads import Progress, over_batches
 from polycert.sets.ball import Array, Ball, Region
 from polycert.sets.rounding import holds
-
-
-class Bounds(NamedTuple):
-    """Elementwise bounds of outputs, or of rows of them, over each sample's set."""
-
-    lower: Tensor
-    upper: Tensor
 
 
 def _predict(graph: Graph, x: Tensor, batch: int) -> Tensor:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -24,44 +23,11 @@ from polycert.certification.verdict import BatchVerdict, Certifier
 from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
-from polycert.records.files import save_frame
+from polycert.records.radii import Radii
 from polycert.runtime.threads import Progress, over_batches
 from polycert.sets.ball import Array, Ball, Minimum, Region
 
 MAX_EVALUATIONS = 100
-
-
-@dataclass(frozen=True, eq=False)
-class Radii:
-    """The largest certified radius of each sample, and what it cost.
-
-    Attributes:
-        radius: the certified end of the bracket, float64.
-        failed: the smallest eps that was tried and not certified whole; the upper end if all were.
-        evaluations: how often bounds were computed.
-        label, prediction: the class that was checked, and the model's own.
-    """
-
-    index: Tensor
-    label: Tensor
-    prediction: Tensor
-    radius: Tensor
-    failed: Tensor
-    evaluations: Tensor
-
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per sample."""
-        names = ("index", "label", "prediction", "radius", "failed", "evaluations")
-        return pd.DataFrame({name: getattr(self, name).cpu().numpy() for name in names})
-
-    def save(self, path: str) -> None:
-        """Write `.csv`, `.json` or `.parquet`, whole or not at all."""
-        save_frame(self.to_frame(), path)
-
-
 CLIFF = 10.0  # times as steep as before
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polycert.bounding.methods import get_method, get_relaxations
 from polycert.certification.certify import certify
-from polycert.certification.radius import STRATEGIES, Radii, largest_radius
+from polycert.certification.radius import STRATEGIES, largest_radius
 from polycert.cli import option_values
 from polycert.cli.exit_status import BadUsage, usage
 from polycert.cli.options import CertifyOptions, ProofOptions, RadiusOptions
@@ -19,6 +19,7 @@ from polycert.cli.progress import Advance, in_slices, progress_bar
 from polycert.cli.samples import CheckedSamples, Plan, plan, prepare
 from polycert.records.certificates import Certificates
 from polycert.records.files import check_output
+from polycert.records.radii import Radii
 from polycert.runtime.distributed import processes
 from polycert.sets.ball import Ball, norm_text
 

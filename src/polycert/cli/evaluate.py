@@ -19,8 +19,8 @@ from polycert.errors import PolycertError
 from polycert.evaluation.evaluate import run
 from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
-from polycert.evaluation.record_files import Evaluation, check_record
 from polycert.evaluation.settings import EvaluationSettings, make_task, usual_upper
+from polycert.records.evaluation import Evaluation, check_record
 from polycert.runtime.distributed import processes
 from polycert.sets.ball import Ball, Minimum
 

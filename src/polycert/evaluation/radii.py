@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from polycert.certification.certify import certify
-from polycert.certification.radius import Radii, RadiusSearch
+from polycert.certification.radius import RadiusSearch
 from polycert.certification.verdict import Certifier
 from polycert.evaluation.certified import Columns
 from polycert.evaluation.settings import EvaluationQuestion, Stage
+from polycert.records.radii import Radii
 
 STRATEGIES = ("bisection", "envelope", "root")
 

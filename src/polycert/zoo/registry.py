@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from polycert.errors import PolycertError
-from polycert.evaluation.record_files import record_text
 from polycert.graph import Network
 from polycert.models.model_files import load as load_file
 from polycert.models.model_files import load_module
+from polycert.records.evaluation import record_text
 from polycert.records.files import whole_file
 from polycert.runtime.limits import parse_json, read_text
 
