@@ -6,9 +6,11 @@ from .certification.certify import bounds, certify, envelope
 from .certification.envelope import Envelope
 from .certification.radius import largest_radius
 from .errors import PolycertError
-from .evaluation import Evaluation, evaluate
+from .evaluation import Evaluation
+from .evaluation.evaluate import evaluate
 from .exact import Verdicts, verify
-from .graph import Graph, Network, capture
+from .graph import Graph, Network
+from .graph.capture import capture
 from .graph.onnx.export import export
 from .models.model_files import load, save
 from .records.bounds import Bounds

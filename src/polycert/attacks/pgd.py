@@ -44,7 +44,7 @@ def attack(
     The random points of a sample depend on `seed` and its position only. Gradients are taken with respect to inputs
     alone, so no parameter's `.grad` changes.
 
-    Example:
+    Examples:
         >>> hits = attack(torch.nn.Linear(2, 2), torch.rand(3, 2), None, Ball(eps=0.5), steps=10)
         >>> hits.success.shape
         torch.Size([3])

@@ -61,7 +61,7 @@ def certify(
         seed: accepted for symmetry; nothing here is random.
         progress: called with (samples done, samples in all).
 
-    Example:
+    Examples:
         >>> net = torch.nn.Linear(2, 2)
         >>> certs = certify(net, torch.rand(3, 2), None, Ball(eps=0.01))
         >>> len(certs)

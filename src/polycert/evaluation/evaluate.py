@@ -77,7 +77,7 @@ def evaluate(
 
     No parameter's `.grad` and no global random state is touched.
 
-    Example:
+    Examples:
         >>> found = evaluate(torch.nn.Linear(2, 2), torch.rand(5, 2), torch.zeros(5, dtype=int), Ball(eps=0.1))
         >>> found.record["n"]
         5

@@ -50,7 +50,7 @@ def search(task: EvaluationQuestion, radius: Tensor, stage: Stage) -> Columns:
 def bisections(upper: float, tolerance: float) -> int:
     """How often [0, upper] is halved until it is no wider than the tolerance: the cost of bisection, whatever it finds.
 
-    Example:
+    Examples:
         >>> bisections(0.4, 1e-4)
         12
     """

@@ -124,7 +124,7 @@ def one_eps(ball: Ball) -> float:
 def usual_upper(dataset: str | None, norm: float, eps: float) -> float:
     """The largest radius of interest: the paper's for its data sets and radii, else four times eps.
 
-    Example:
+    Examples:
         >>> usual_upper("mnist", math.inf, 0.1), usual_upper("cifar10", math.inf, 2 / 255)
         (0.4, 0.1)
     """

@@ -70,7 +70,7 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
             output, draws numbers at random, mixes samples, needs the size of the batch, passes an argument to an
             op that no rule looks at, or if the captured graph does not reproduce the module on random batches.
 
-    Example:
+    Examples:
         >>> net = capture(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)), (1, 2, 2))
         >>> net.output_shape
         (2,)

@@ -38,7 +38,7 @@ def fingerprint(*values: object) -> str:
     with all that is in them; functions and classes by name, so they must be found under it; graphs without the names of
     their nodes and their device.
 
-    Example:
+    Examples:
         >>> fingerprint(0.0) == fingerprint(-0.0), fingerprint("ab", "c") == fingerprint("a", "bc")
         (False, False)
     """

@@ -35,7 +35,7 @@ class PER(Loss):
         relaxation: how activations are enclosed.
         attack_steps, attack_step: steps of the attack in training, and the size of one in units of eps.
 
-    Example:
+    Examples:
         >>> loss = PER(alpha=0.15, gamma=0.1)
     """
 

@@ -16,7 +16,7 @@ from polycert.sets.ball import Ball, Region
 class Sum(nn.Module):
     """Several objectives added up; each has its own weight inside.
 
-    Example:
+    Examples:
         >>> from polycert.losses import PER
         >>> loss = Sum(PER(alpha=0.15), L1(1e-6), Stability(1e-4))
     """

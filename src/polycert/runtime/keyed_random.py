@@ -20,7 +20,7 @@ _FLOAT_BITS: Final = 24  # exact in every floating-point type
 def bits(*words: Word) -> Tensor:
     """63 well-mixed bits for each combination of the words, int64 >= 0; tensors of words broadcast.
 
-    Example:
+    Examples:
         >>> bool(bits(0, 3, "order", torch.arange(4)).unique().numel() == 4)
         True
     """

@@ -52,7 +52,7 @@ class Ball:
             slower and a little tighter; "either" takes the better of the ball alone and the box alone, which is the
             paper's convention. Margins and distances are joint always.
 
-    Example:
+    Examples:
         >>> Ball(norm=2, eps=0.3, low=0.0, high=1.0).at(torch.zeros(1, 2)).box.upper[0, 0] >= 0.3
         tensor(True)
     """

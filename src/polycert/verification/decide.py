@@ -55,7 +55,7 @@ def decide(
         breaks it, checked by forward passes. What a solver alone believes is `unknown` with the proof `solver`.
         Networks with other than piecewise linear activations get what the bounds give, else `unknown`.
 
-    Example:
+    Examples:
         >>> net = polycert.capture(torch.nn.Linear(2, 2), (2,))
         >>> region = polycert.Ball(eps=0.1).at(torch.zeros(1, 2, dtype=torch.float64))
         >>> decide(net, region, Specification.margins(0, 2), timeout=10).status in ("robust", "falsified")

@@ -67,7 +67,7 @@ def verify(
             from it (such decisions are marked `resumed`); undecided samples are tried again.
         progress: called with (samples done, samples in all).
 
-    Example:
+    Examples:
         >>> net = torch.nn.Linear(2, 2)
         >>> verify(net, torch.rand(3, 2), None, Ball(eps=0.0)).status
         ('robust', 'robust', 'robust')

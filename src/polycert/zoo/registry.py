@@ -38,7 +38,7 @@ def home() -> Path:
 class Entry:
     """A model's files: weights, recipe and record.
 
-    Example:
+    Examples:
         >>> entry("mnist-fc1-linf-fast-c-per").record["dataset"]
         'mnist'
     """
@@ -90,7 +90,7 @@ def entry(name: str, folder: Path | None = None) -> Entry:
 def load(name: str, *, device: torch.device | str = "cpu") -> Network:
     """A published model by name, its sha256 verified first; `names()` lists them.
 
-    Example:
+    Examples:
         >>> load("mnist-fc1-linf-fast-c-per").input_shape
         (1, 28, 28)
     """

@@ -35,7 +35,7 @@ OPSET = 20
 def export(net: Network, path: str | os.PathLike[str]) -> None:
     """Write a network as an ONNX file, checked with onnxruntime before it appears under its name.
 
-    Example:
+    Examples:
         >>> net = polycert.capture(torch.nn.Linear(3, 2), (3,))
         >>> export(net, "/tmp/linear.onnx")
     """
