@@ -41,7 +41,7 @@ tables: $(VENV)/.installed
 	$(BIN)/polycert reproduce all --out docs
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ".[docs]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/mkdocs build --strict
 
 format: $(VENV)/.installed
