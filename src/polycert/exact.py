@@ -3,8 +3,7 @@
 from polycert.verification.counterexample import Counterexample
 from polycert.verification.decide import decide
 from polycert.verification.specification import Specification
-from polycert.verification.status import Verdict
-from polycert.verification.verdicts import SampleVerdict, Verdicts
+from polycert.verification.verdicts import SampleVerdict, Verdict, Verdicts
 from polycert.verification.verify import verify
 
 __all__ = ["Counterexample", "SampleVerdict", "Specification", "Verdict", "Verdicts", "decide", "verify"]

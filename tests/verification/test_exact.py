@@ -24,16 +24,15 @@ from polycert.rules.activation import LeakyRelu
 from polycert.rules.affine import MatMul
 from polycert.sets.interval import Interval
 from polycert.verification.beta_crown import DualPoint, ascend, look
-from polycert.verification.branching import score_candidates
+from polycert.verification.branch_and_bound import score_candidates
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.dual_bound import OFF, ON, DualObjective, multipliers, proved_bound
 from polycert.verification.milp import SOLVERS, solve
 from polycert.verification.nodes import Nodes
 from polycert.verification.pre_activation import KINDS, relax, tighter
-from polycert.verification.reduced_problem import Reduced, piecewise_linear, reduce
+from polycert.verification.reduced_problem import LOCAL, Coefficients, Reduced, piecewise_linear, reduce
 from polycert.verification.snapshot import NetworkSnapshot
-from polycert.verification.sparse import LOCAL, Coefficients
 from polycert.verification.tightening import refine
 from tests.helpers.cases import CASES, Case, ball, ready
 from tests.helpers.solvers import Piecewise, exact_values

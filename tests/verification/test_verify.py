@@ -29,7 +29,7 @@ from polycert.verification import cascade
 from polycert.verification import pool as workers_module
 from polycert.verification.budget import Budget
 from polycert.verification.question import Question
-from polycert.verification.status import Verdict
+from polycert.verification.verdicts import Verdict
 
 ARCHITECTURE = fc1((1, 3, 4), classes=4, hidden=14)
 BALL = pc.Ball(math.inf, 0.12, 0.0, 1.0)

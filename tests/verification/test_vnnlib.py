@@ -26,7 +26,7 @@ from polycert.cli import app
 from polycert.graph.onnx import OnnxNetwork
 from polycert.verification.input_split import Boxes, InputSplitting, Rows
 from polycert.verification.vnnlib import Property, decide, read_property
-from polycert.verification.vnnlib.expressions import parse
+from polycert.verification.vnnlib.constraints import parse
 from polycert.verification.vnnlib.reader import parse_property
 
 F64 = torch.float64

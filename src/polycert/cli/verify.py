@@ -30,8 +30,7 @@ from polycert.runtime.distributed import Processes, processes
 from polycert.sets.ball import Ball, norm_text
 from polycert.verification.milp import get_solver
 from polycert.verification.question import Question, VerificationSettings
-from polycert.verification.status import FALSIFIED, ROBUST, SOLVER, UNKNOWN, Verdict
-from polycert.verification.verdicts import Verdicts
+from polycert.verification.verdicts import FALSIFIED, ROBUST, SOLVER, UNKNOWN, Verdict, Verdicts
 from polycert.verification.verify import ask, collect, decisions
 
 

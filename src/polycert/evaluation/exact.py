@@ -18,7 +18,7 @@ from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.question import Question
 from polycert.verification.question import VerificationSettings as Effort
 from polycert.verification.specification import Specification
-from polycert.verification.status import FALSIFIED, ROBUST, UNKNOWN
+from polycert.verification.verdicts import FALSIFIED, ROBUST, UNKNOWN
 from polycert.verification.verify import ask, decisions
 
 

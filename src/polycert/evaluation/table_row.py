@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polycert.evaluation.confidence import normal, wilson
-from polycert.verification.status import FALSIFIED, ROBUST
+from polycert.verification.verdicts import FALSIFIED, ROBUST
 
 Columns = Mapping[str, np.ndarray]
 ORDER = (

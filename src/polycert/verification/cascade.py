@@ -19,7 +19,7 @@ from polycert.verification.decide import decide_unproved
 from polycert.verification.pre_activation import Intervals, relax, tighter
 from polycert.verification.question import Question
 from polycert.verification.specification import Specification
-from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, SearchResult, Verdict
+from polycert.verification.verdicts import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, SearchResult, Verdict
 
 Settled = Iterator[tuple[int, Verdict]]
 OUT_OF_TIME = Verdict(UNKNOWN, "total time")

@@ -20,8 +20,8 @@ from polycert.verification.pre_activation import KINDS, Intervals, relax, tighte
 from polycert.verification.reduced_problem import piecewise_linear, reduce
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification
-from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, SearchResult, Verdict
 from polycert.verification.tightening import refine
+from polycert.verification.verdicts import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, SearchResult, Verdict
 
 BRANCHING = 0.7  # share of the time; the rest is for a mixed-integer program
 FIRST_NODES = 32  # after so many, deeper units are worth tighter bounds

@@ -21,7 +21,7 @@ from polycert.verification.checksummed_lines import ChecksummedLines, NumberedLi
 from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.question import Question
 from polycert.verification.specification import Specification
-from polycert.verification.status import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Verdict
+from polycert.verification.verdicts import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Verdict
 
 LONGEST_TEXT = 4096  # bytes of a line without its counterexample
 NUMBER_TEXT = 11  # bytes of a counterexample's number in base64

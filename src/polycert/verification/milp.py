@@ -25,7 +25,7 @@ from polycert.verification.budget import Budget
 from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.leaf_lp import CUTS, tangent
 from polycert.verification.reduced_problem import Reduced
-from polycert.verification.status import FALSIFIED, SOLVER, UNKNOWN, SearchResult
+from polycert.verification.verdicts import FALSIFIED, SOLVER, UNKNOWN, SearchResult
 
 CLEARLY = -1e-3  # a row this far below 0 survives a solver's tolerances
 

@@ -19,11 +19,10 @@ from polycert.graph.inputs import as_inputs, as_labels, check_finite
 from polycert.sets.ball import Array, Ball
 from polycert.verification.journal import open_journal
 from polycert.verification.milp import get_solver
+from polycert.verification.pool import in_rounds
 from polycert.verification.question import Question, VerificationSettings
 from polycert.verification.snapshot import NetworkSnapshot
-from polycert.verification.status import Verdict
-from polycert.verification.time_limits import in_rounds
-from polycert.verification.verdicts import SampleVerdict, Verdicts
+from polycert.verification.verdicts import SampleVerdict, Verdict, Verdicts
 
 Progress = Callable[[int, int], None]  # samples done, samples in all
 

@@ -10,7 +10,7 @@ from polycert.exact import Specification
 from polycert.exact import decide as decide_exactly
 from polycert.graph import Network
 from polycert.verification.input_split import Boxes
-from polycert.verification.status import FALSIFIED, ROBUST
+from polycert.verification.verdicts import FALSIFIED, ROBUST
 from polycert.verification.vnnlib.property import Box, Clause
 
 

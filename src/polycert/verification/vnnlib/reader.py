@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from polycert.errors import PolycertError
 from polycert.runtime import limits
-from polycert.verification.vnnlib.constraints import Clauses, Constraint, clauses, conjunction, place, shown
-from polycert.verification.vnnlib.expressions import Expression, parse
+from polycert.verification.vnnlib.constraints import (
+    Clauses,
+    Constraint,
+    Expression,
+    clauses,
+    conjunction,
+    parse,
+    place,
+    shown,
+)
 from polycert.verification.vnnlib.property import Box, Property, box_of, clause_of
 
 
@@ -33,8 +43,6 @@ def parse_property(text: str) -> Property:
     """A property from the text of a VNN-LIB file of either version."""
     expressions = parse(text)
     if any(isinstance(e, list) and e[:1] and e[0] in ("declare-network", "vnnlib-version") for e in expressions):
-        from polycert.verification.vnnlib.version2 import parse_second
-
         return parse_second(text)
     return property_of(*_first(expressions))
 
@@ -105,3 +113,55 @@ def _apart(case: list[Constraint], inputs: int, outputs: int) -> tuple[list[Cons
         else:
             raise PolycertError("inputs must be bounded one by one: conditions on several inputs are not supported")
     return about_inputs, about_outputs
+
+
+def parse_second(text: str) -> Property:
+    """A property from the text of a VNN-LIB 2.0 file."""
+    try:
+        import vnnlib
+    except ImportError:
+        raise PolycertError("VNN-LIB 2.0 needs the package vnnlib: pip install 'polycert[vnnlib]'") from None
+    try:
+        query = vnnlib.parse_query_string(text)
+    except (vnnlib.VNNLibException, ValueError, RuntimeError, IndexError, OverflowError) as error:
+        raise PolycertError(str(error)[:200]) from None
+    if len(query.networks) != 1 or len(query.networks[0].inputs) != 1 or len(query.networks[0].outputs) != 1:
+        raise PolycertError("only one network with one input and one output is supported")
+    network = query.networks[0]
+    sizes = [math.prod(part.shape) for part in (network.inputs[0], network.outputs[0])]
+    conditions = (clauses(_expression(assertion.expr)) for assertion in query.assertions)
+    return property_of(sizes[0], sizes[1], conjunction(conditions))
+
+
+def _expression(node: Any) -> Expression:
+    """A node of the tree as the expression that version 1 would write."""
+    kind = type(node).__name__
+    if kind in _LISTS:
+        return [_LISTS[kind], *(_expression(part) for part in node.args)]
+    if kind in _PAIRS:
+        return [_PAIRS[kind], _expression(node.lhs), _expression(node.rhs)]
+    if kind == "Negate":
+        return ["-", _expression(node.expr)]
+    if kind == "Minus":
+        return ["-", _expression(node.head), *(_expression(part) for part in node.rest)]
+    if kind == "Var":
+        return _variable(node)
+    if hasattr(node, "lexeme"):
+        return str(node.lexeme)
+    if hasattr(node, "value"):
+        return repr(node.value)
+    raise PolycertError(f"{kind} is not supported")
+
+
+def _variable(node: Any) -> str:
+    place = 0
+    for index, size in zip(node.indices, node.shape, strict=True):
+        place = place * int(size) + int(index)
+    prefix = {"Input": "X_", "Output": "Y_"}.get(node.kind.name)
+    if prefix is None:
+        raise PolycertError(f"the variable {node.name!r} is neither an input nor an output")
+    return f"{prefix}{place}"
+
+
+_LISTS = {"And": "and", "Or": "or", "Plus": "+", "Multiply": "*"}
+_PAIRS = {"LessEqual": "<=", "GreaterEqual": ">=", "LessThan": "<", "GreaterThan": ">", "Equal": "="}
