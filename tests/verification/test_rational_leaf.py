@@ -108,12 +108,13 @@ def test_ties_fail_and_next_to_ties_holds(norm: float, bias: float, status: str)
 
 def test_a_witness_that_only_rounding_makes_fail_is_refused() -> None:
     """In float64 the margin at x is 0; in truth it is 1."""
-    layer = nn.Linear(3, 2, bias=False).double()
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor([[1.0, 1.0, -1.0], [0.0, 0.0, 0.0]]))
-    x = torch.tensor([[1e16, 1.0, 1e16]], dtype=torch.float64)
-    assert float(layer(x)[0, 0]) == 0.0
-    found = decide(pc.capture(layer, (3,)), pc.Ball(eps=0.0).at(x), Specification.margins(0, 2), timeout=5)
+    layers = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)).double()
+    with torch.no_grad():  # sums of two terms, which no order of summation changes
+        for layer, weight in zip(layers, ([[1.0, 1.0], [1.0, 0.0]], [[1.0, -1.0], [0.0, 0.0]]), strict=True):
+            layer.weight.copy_(torch.tensor(weight))
+    x = torch.tensor([[1e16, 1.0]], dtype=torch.float64)
+    assert float(layers(x)[0, 0]) == 0.0
+    found = decide(pc.capture(layers, (2,)), pc.Ball(eps=0.0).at(x), Specification.margins(0, 2), timeout=5)
     assert found.status != "falsified"
 
 
