@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from polycert import data
 from polycert.certification.certify import certify
 from polycert.certification.radius import largest_radius
+from polycert.cli.exit_status import BadUsage
+from polycert.cli.options import DemoOptions
 from polycert.evaluation import evaluate
 from polycert.graph import Network, capture
 from polycert.losses import PER, Plain
@@ -39,6 +42,16 @@ ABOUT = {
     "seed": 0,
     "command": "polycert demo",
 }
+
+
+def demo_command(options: DemoOptions) -> None:
+    """Run the demo, and tell what it does line by line."""
+    if options.out.exists() and not options.out.is_dir():
+        raise BadUsage(f"--out must be a folder, but {str(options.out)!r} is a file")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    console = Console(highlight=False, quiet=options.quiet)
+    run(options.out, lambda line: console.print(line, markup=False, soft_wrap=True))
 
 
 def run(folder: Path, report: Report) -> None:

@@ -80,3 +80,8 @@ def _show(title: str, rows: Rows) -> None:
     for name, value in rows.items():
         table.add_row(name, Text(value))
     Console(highlight=False).print(Group(Text(title, no_wrap=True, overflow="ignore"), table), crop=False)
+
+
+def counterexamples_of(out: Path) -> Path:
+    """Where the counterexamples go, beside the records."""
+    return out.with_name(f"{out.stem}.counterexamples.npz")

@@ -1,0 +1,76 @@
+"""`polycert radius`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+from torch import Tensor
+
+from polycert.certification.radius import STRATEGIES, largest_radius
+from polycert.cli import option_values
+from polycert.cli.exit_status import BadUsage, usage
+from polycert.cli.options import RadiusOptions
+from polycert.cli.output import Finished, clean_error, finish
+from polycert.cli.progress import Advance, in_slices, progress_bar
+from polycert.cli.proof_options import about_proof, check, settings
+from polycert.cli.samples import plan, prepare
+from polycert.records.radii import Radii
+from polycert.runtime.distributed import processes
+from polycert.sets.ball import Ball, norm_text
+
+
+def radius_command(options: RadiusOptions) -> None:
+    """Search, save, summarise."""
+    with usage():
+        check(options)
+        asked = plan(options)
+        upper = option_values.number(options.upper, "--upper")
+        tolerance = option_values.number(options.tolerance, "--tolerance")
+        if options.strategy not in STRATEGIES:
+            raise BadUsage(f"unknown strategy {options.strategy!r}: choose one of {', '.join(STRATEGIES)}")
+        if not 0 < tolerance < upper < float("inf"):
+            raise BadUsage(f"need 0 < --tolerance < --upper, got {options.tolerance} and {options.upper}")
+        ball = Ball(asked.norm, upper, asked.low, asked.high)
+
+    def ask(x: Tensor, y: Tensor | None, index: Tensor, progress: Advance) -> Radii:
+        found = largest_radius(
+            job.network,
+            x,
+            y,
+            norm=asked.norm,
+            upper=upper,
+            low=asked.low,
+            high=asked.high,
+            tolerance=tolerance,
+            strategy=options.strategy,
+            progress=progress,
+            **settings(options, job),
+        )
+        return replace(found, index=index)
+
+    with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
+        job = prepare(options, ball, asked, options.method)
+        done = in_slices(job, bar, "searching", ask, team)
+    if not team.first:
+        return
+    frame = pd.concat([part.to_frame() for part in done.parts], ignore_index=True).assign(
+        norm=norm_text(asked.norm),
+        method=options.method,
+        relaxation=options.relaxation,
+        rigorous=not options.fast,
+        strategy=options.strategy,
+        upper=upper,
+        tolerance=tolerance,
+    )
+    wrong = 100 * float((frame["prediction"] != frame["label"]).mean())
+    rows = {
+        "clean error (CTE)": clean_error(job, wrong),
+        "mean radius": f"{frame['radius'].mean():.5g}",
+        "median radius": f"{frame['radius'].median():.5g}",
+        "proved up to --upper": str(int((frame["radius"] >= upper).sum())),
+        "mean evaluations": f"{frame['evaluations'].mean():.2f}",
+        "strategy": options.strategy,
+        "upper, tolerance": f"{options.upper}, {options.tolerance}",
+    }
+    finish(options, job, Finished(done.count, done.seconds), frame, rows | about_proof(options, asked))
