@@ -21,12 +21,12 @@ import polycert as pc
 from polycert.cli import app
 from polycert.cli import evaluate as command
 from polycert.evaluation import attacks, measurements
-from polycert.evaluation.confidence import normal, wilson
 from polycert.evaluation.evaluate import ALONE, run
 from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
+from polycert.evaluation.model_info import command as command_for
 from polycert.evaluation.settings import EvaluationSettings, make_task, usual_upper
-from polycert.evaluation.training_history import command as command_for
+from polycert.evaluation.table_row import normal, wilson
 from polycert.models.architectures import ARCHITECTURES, build, fc1
 from polycert.records.evaluation import COLUMNS
 from polycert.runtime.distributed import Processes

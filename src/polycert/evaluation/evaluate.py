@@ -16,9 +16,8 @@ from polycert import __version__
 from polycert.evaluation.attacks import describe
 from polycert.evaluation.exact import ExactSettings, exact_verdicts
 from polycert.evaluation.measurements import Measurements, MeasurementStore, joined, slices
-from polycert.evaluation.parameter_norms import parameter_record
 from polycert.evaluation.settings import EvaluationQuestion, EvaluationSettings, Stage, make_task, one_eps, usual_upper
-from polycert.evaluation.table_row import summary
+from polycert.evaluation.table_row import parameter_record, summary
 from polycert.graph import Network
 from polycert.records.evaluation import Evaluation, beside, check_record
 from polycert.runtime.distributed import Processes

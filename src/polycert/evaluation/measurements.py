@@ -18,8 +18,7 @@ from torch import Tensor
 from polycert import __version__
 from polycert.errors import PolycertWarning
 from polycert.evaluation.attacks import attack_all, smallest
-from polycert.evaluation.certified import bound
-from polycert.evaluation.radii import search
+from polycert.evaluation.certified import bound, search
 from polycert.evaluation.settings import EvaluationQuestion, Stage
 from polycert.graph.fingerprint import fingerprint
 from polycert.records.files import whole_file

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from polycert.evaluation.confidence import normal, wilson
+from polycert.graph import Network
 from polycert.verification.verdicts import FALSIFIED, ROBUST
 
 Columns = Mapping[str, np.ndarray]
+Pair = tuple[float, float]
 ORDER = (
     *("CTE", "PGD", "PGD_strong", "CRE_Lin", "CRE_CROWN", "CRE_IBP", "CRE_exact"),
     *("ACB_Lin", "ACB_CROWN", "ACB_IBP", "ACB_PEC", "radius_mean"),
@@ -19,6 +21,9 @@ ORDER = (
 PROOFS = {"Lin": "certified", "CROWN": "certified_crown", "IBP": "certified_ibp"}
 COUNTS = ("unstable", "active", "inactive")
 SEARCHES = ("bisection", "envelope", "root")
+Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
+# Bins of the histogram of parameters; what lies outside counts in the first and the last.
+EDGES = np.linspace(-1, 1, 201)
 
 
 class Figure(NamedTuple):
@@ -82,3 +87,46 @@ def summary(columns: Columns, eps: float) -> dict[str, Any]:
         limits["exact"] = found["CRE_exact"].samples
     few = {name: count for name, count in limits.items() if count < total}
     return record | ({"limits": few} if few else {})
+
+
+def wilson(count: int, total: int) -> Pair:
+    """Of an error in per cent, `count` failures among `total` samples (Wilson 1927); sensible at 0 and 100 % too."""
+    share, square = count / total, Z * Z / total
+    middle = (share + square / 2) / (1 + square)
+    half = Z * math.sqrt((share * (1 - share) + square / 4) / total) / (1 + square)
+    # At the ends the formula is exact but for rounding.
+    low = 0.0 if count == 0 else middle - half
+    high = 1.0 if count == total else middle + half
+    return 100 * low, 100 * high
+
+
+def normal(values: np.ndarray) -> Pair:
+    """Of the mean of values that are not negative, by the normal distribution; no wider than they allow."""
+    mean = float(values.mean())
+    half = Z * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return max(mean - half, 0.0), mean + half
+
+
+def parameter_record(network: Network) -> dict[str, Any]:
+    """`parameter_norm`, the Euclidean norm of all weights and biases, and `parameters`; nothing if there are none.
+
+    `parameters` holds their number, l_1 and maximum norm, the norms of each tensor in order, and a histogram of the
+    values with bins of width 0.01.
+    """
+    tensors = [parameter.detach().cpu().double().numpy() for parameter in network.parameters()]
+    if not tensors:
+        return {}
+    values = np.concatenate([tensor.ravel() for tensor in tensors])
+    counts, _ = np.histogram(values.clip(EDGES[0], EDGES[-1]), EDGES)
+    about = {
+        "count": len(values),
+        **{name: size for name, size in _norms(values).items() if name != "l2"},
+        "layers": [{"shape": list(tensor.shape), **_norms(tensor.ravel())} for tensor in tensors],
+        "histogram": {"low": -1.0, "high": 1.0, "counts": counts.tolist()},
+    }
+    return {"parameter_norm": float(np.linalg.norm(values)), "parameters": about}
+
+
+def _norms(values: np.ndarray) -> dict[str, float]:
+    sizes = np.abs(values)
+    return {"l1": float(sizes.sum()), "l2": float(np.linalg.norm(values)), "linf": float(sizes.max())}
