@@ -25,7 +25,7 @@ from polycert.evaluation.evaluate import ALONE, run
 from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
 from polycert.evaluation.model_info import command as command_for
-from polycert.evaluation.settings import EvaluationSettings, make_task, usual_upper
+from polycert.evaluation.settings import EvaluationSettings, make_question, usual_upper
 from polycert.evaluation.table_row import normal, wilson
 from polycert.models.architectures import ARCHITECTURES, build, fc1
 from polycert.records.evaluation import COLUMNS
@@ -463,7 +463,7 @@ def test_shares_of_processes_make_the_evaluation_of_one(
 ) -> None:
     monkeypatch.setattr(measurements, "SLICE", 20)
     settings = EvaluationSettings(upper=4 * EPS, samples=True)
-    task, exact = make_task(net, *samples, BALLS["inf"], settings), ExactSettings(timeout=20)
+    question, exact = make_question(net, *samples, BALLS["inf"], settings), ExactSettings(timeout=20)
     sent: list[Any] = []
 
     class Second(Processes):
@@ -475,9 +475,9 @@ def test_shares_of_processes_make_the_evaluation_of_one(
         def gather(self, items: list[Any]) -> list[Any]:
             return [*items, *sent]
 
-    assert run(task, {}, exact, tmp_path / "two.json", Second(1, 2)) is None
-    both = run(task, {}, exact, tmp_path / "two.json", First(0, 2))
-    one = run(task, {}, exact, None, ALONE)
+    assert run(question, {}, exact, tmp_path / "two.json", Second(1, 2)) is None
+    both = run(question, {}, exact, tmp_path / "two.json", First(0, 2))
+    one = run(question, {}, exact, None, ALONE)
     assert both is not None
     assert one is not None
     assert same(one.record, both.record)

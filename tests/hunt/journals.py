@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import polycert as pc
 from polycert.evaluation.measurements import Measurements, MeasurementStore, measure
-from polycert.evaluation.settings import EvaluationSettings, make_task
+from polycert.evaluation.settings import EvaluationSettings, make_question
 from polycert.models import architectures
 from tests.hunt.kind import claimed, note
 
@@ -401,7 +401,7 @@ PART_CHANGES = ("cut", "flip", "network", "samples", "empty", "nothing")
 def _task(changed: bool = False, first: int = 0) -> Any:
     x = samples()[first : first + 4]
     settings = EvaluationSettings(upper=0.3, steps=2, restarts=1, tolerance=0.05)
-    return make_task(network(changed), x, network()(x).argmax(1), BALL, settings)
+    return make_question(network(changed), x, network()(x).argmax(1), BALL, settings)
 
 
 def _stage(text: str, done: int, total: int) -> None:

@@ -42,7 +42,7 @@ class MinimalNorm(NamedTuple):
     label: Tensor
 
     def run(self, found: Tensor, broken: Tensor, proved: Tensor, upper: float) -> SmallestCounterexamples:
-        """Start from `found` where `broken`, else attack within `upper`; then attack balls halfway to what is proved."""
+        """Start from `found` where `broken`, else attack within `upper`; then attack ever smaller balls."""
         best = self._shrunk(found, broken)
         far = self._attack(torch.full_like(proved, upper), self.region.x, ~broken)
         best = _nearer(best, far)

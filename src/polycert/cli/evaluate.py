@@ -19,7 +19,7 @@ from polycert.errors import PolycertError
 from polycert.evaluation.evaluate import run
 from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
-from polycert.evaluation.settings import EvaluationSettings, make_task, usual_upper
+from polycert.evaluation.settings import EvaluationSettings, make_question, usual_upper
 from polycert.records.evaluation import Evaluation, check_record
 from polycert.runtime.distributed import processes
 from polycert.sets.ball import Ball, Minimum
@@ -54,7 +54,7 @@ def evaluate_command(options: EvaluateOptions) -> None:
         job = prepare(options, ball, asked)
         if job.y is None:
             raise PolycertError(f"an evaluation counts errors, so it needs labels: {job.source} has none")
-        task = make_task(
+        question = make_question(
             job.network, job.x, job.y, ball, settings, index=job.index, batch_size=job.batch, threads=job.threads
         )
 
@@ -62,7 +62,7 @@ def evaluate_command(options: EvaluateOptions) -> None:
             bar.update(bar.task_ids[0], description="evaluating", completed=done, total=total, note=text)
 
         try:
-            found = run(task, about, exact, options.out, team, report)
+            found = run(question, about, exact, options.out, team, report)
         except KeyboardInterrupt:
             _interrupted(options)
     if found is not None:

@@ -36,21 +36,21 @@ class AttackResults(NamedTuple):
     points: Tensor  # [n, *shape]: a counterexample where attacked
 
 
-def attack_all(task: EvaluationQuestion, proved: Tensor, stage: Stage) -> AttackResults:
+def attack_all(question: EvaluationQuestion, proved: Tensor, stage: Stage) -> AttackResults:
     """The paper's PGD, and a stronger attack where it fails; proved samples cannot fall and are left alone."""
-    graph = task.network.bind()
-    region = task.ball.at(task.x.to(graph.dtype))
+    graph = question.network.bind()
+    region = question.ball.at(question.x.to(graph.dtype))
     with torch.no_grad():
-        outputs = torch.cat([graph.forward(part) for part in region.x.split(task.batch)])
-    pgd, points = margin_of(outputs, task.y) <= 0, region.x.clone()
-    fell = _fallen(task, graph, region, ~proved & ~pgd, points, _paper_attack, partial(stage, "PGD"))
+        outputs = torch.cat([graph.forward(part) for part in region.x.split(question.batch)])
+    pgd, points = margin_of(outputs, question.y) <= 0, region.x.clone()
+    fell = _fallen(question, graph, region, ~proved & ~pgd, points, _paper_attack, partial(stage, "PGD"))
     pgd = pgd | fell
-    fell = _fallen(task, graph, region, ~proved & ~pgd, points, _strong_attack, partial(stage, "a stronger attack"))
+    fell = _fallen(question, graph, region, ~proved & ~pgd, points, _strong_attack, partial(stage, "a stronger attack"))
     return AttackResults(pgd, pgd | fell, points)
 
 
 def _fallen(
-    task: EvaluationQuestion,
+    question: EvaluationQuestion,
     graph: Graph,
     region: Region,
     wanted: Tensor,
@@ -63,13 +63,13 @@ def _fallen(
 
     def work(here: slice) -> None:
         some = left[here]
-        found = attack(graph, region[some], task.y[some], task.index[some.cpu()], task.settings)
-        broken = falls(graph, found, task.y[some])
+        found = attack(graph, region[some], question.y[some], question.index[some.cpu()], question.settings)
+        broken = falls(graph, found, question.y[some])
         fell[some], points[some[broken]] = broken, found[broken]
 
     fell = torch.zeros_like(wanted)
-    share = -(-len(left) // task.threads)  # few samples are spread over the threads
-    over_batches(work, len(left), max(min(share, task.batch), 1), task.threads, progress)
+    share = -(-len(left) // question.threads)  # few samples are spread over the threads
+    over_batches(work, len(left), max(min(share, question.batch), 1), question.threads, progress)
     return fell
 
 
@@ -103,19 +103,19 @@ def _gaussian_start(region: Region, seed: int, index: Tensor) -> Tensor:
 
 
 def smallest(
-    task: EvaluationQuestion, hits: AttackResults, proved_radius: Tensor, stage: Stage
+    question: EvaluationQuestion, hits: AttackResults, proved_radius: Tensor, stage: Stage
 ) -> SmallestCounterexamples:
     """Counterexamples at any radius up to `upper`, drawn as near as an attack gets them; never below what is proved."""
-    graph, double = task.network.bind(), task.network.bind(torch.float64)
-    region = task.ball.at(task.x.to(graph.dtype))
-    known = proved_radius.nan_to_num(nan=0.0).to(task.x.device)
+    graph, double = question.network.bind(), question.network.bind(torch.float64)
+    region = question.ball.at(question.x.to(graph.dtype))
+    known = proved_radius.nan_to_num(nan=0.0).to(question.x.device)
     found = over_batches(
-        lambda here: MinimalNorm(graph, double, region[here], task.y[here]).run(
-            hits.points[here], hits.attacked[here], known[here], task.settings.upper
+        lambda here: MinimalNorm(graph, double, region[here], question.y[here]).run(
+            hits.points[here], hits.attacked[here], known[here], question.settings.upper
         ),
-        len(task),
-        task.batch,
-        task.threads,
+        len(question),
+        question.batch,
+        question.threads,
         lambda done, total: stage("nearing counterexamples", done, total),
     )
     return SmallestCounterexamples(*(torch.cat(parts) for parts in zip(*found, strict=True)))

@@ -25,49 +25,49 @@ STRATEGIES = ("bisection", "envelope", "root")
 Columns = dict[str, Tensor]
 
 
-def bound(task: EvaluationQuestion, stage: Stage) -> Columns:
+def bound(question: EvaluationQuestion, stage: Stage) -> Columns:
     """What the paper's relaxation, CROWN's, and intervals prove."""
-    lin = proved(task, "crown", "parallel", stage)
-    crown = proved(task, "crown", "adaptive", stage)
-    ibp = proved(task, "ibp", "parallel", stage)
+    lin = proved(question, "crown", "parallel", stage)
+    crown = proved(question, "crown", "adaptive", stage)
+    ibp = proved(question, "ibp", "parallel", stage)
     found = {name: getattr(lin, name) for name in ("label", "prediction", "nearest", "margin", "radius", "certified")}
     found |= {"certified_crown": crown.certified, "certified_ibp": ibp.certified}
-    counts = count_units(task, stage)
+    counts = count_units(question, stage)
     return found if counts is None else found | dict(zip(COUNTS, counts.unbind(1), strict=True))
 
 
-def proved(task: EvaluationQuestion, method: str, relaxation: str, stage: Stage) -> Certificates:
+def proved(question: EvaluationQuestion, method: str, relaxation: str, stage: Stage) -> Certificates:
     """One method at eps."""
     return certify(
-        task.network,
-        task.x,
-        task.y,
-        task.ball,
+        question.network,
+        question.x,
+        question.y,
+        question.ball,
         method=method,
         relaxation=relaxation,
-        rigorous=task.settings.rigorous,
-        batch_size=task.batch,
-        threads=task.threads,
+        rigorous=question.settings.rigorous,
+        batch_size=question.batch,
+        threads=question.threads,
         progress=lambda done, total: stage(f"{method} {relaxation}", done, total),
     )
 
 
-def count_units(task: EvaluationQuestion, stage: Stage) -> Tensor | None:
+def count_units(question: EvaluationQuestion, stage: Stage) -> Tensor | None:
     """Unstable, active and inactive units of each sample by `crown`, `[n, 3]`; None unless all are piecewise linear.
 
     Unstable: a bend lies strictly between the unit's bounds. Active: the unit stays right of its first bend.
     """
-    graph = task.network.bind()
+    graph = question.network.bind()
     ops = [graph.nodes[k].op for k in graph.activations]
     if not ops or not all(isinstance(op, Activation) and op.piecewise_linear for op in ops):
         return None
-    region = task.ball.at(task.x.to(graph.dtype))
+    region = question.ball.at(question.x.to(graph.dtype))
     with plain_products(graph.device):
         parts = over_batches(
             lambda here: _count(graph, region[here]),
-            len(task),
-            task.batch,
-            task.threads,
+            len(question),
+            question.batch,
+            question.threads,
             lambda done, total: stage("counting units", done, total),
         )
     return torch.cat(parts)
@@ -91,30 +91,30 @@ def _count(graph: Graph, region: Region) -> Tensor:
     return total
 
 
-def search(task: EvaluationQuestion, radius: Tensor, stage: Stage) -> Columns:
+def search(question: EvaluationQuestion, radius: Tensor, stage: Stage) -> Columns:
     """The largest proved radius of each sample that is searched, and evaluations by strategy; NaN for the others.
 
     The searches themselves are fast ones, as in the paper. What they find is then proved with all rounding covered,
     in one evaluation at the radius found; `radius`, proved at eps, counts as well.
     """
     names = ("largest", *(f"evaluations_{name}" for name in STRATEGIES))
-    found = {name: torch.full((len(task),), torch.nan, dtype=torch.float64) for name in names}
-    chosen = task.searched.nonzero().squeeze(1)
+    found = {name: torch.full((len(question),), torch.nan, dtype=torch.float64) for name in names}
+    chosen = question.searched.nonzero().squeeze(1)
     if len(chosen) == 0:
         return found
-    x, y = task.x[chosen], task.y[chosen]
-    root, envelope = _searched(task, x, y, stage)
+    x, y = question.x[chosen], question.y[chosen]
+    root, envelope = _searched(question, x, y, stage)
     sure = certify(
-        task.network,
+        question.network,
         x,
         y,
-        task.ball.with_eps(root.radius),
-        rigorous=task.settings.rigorous,
-        batch_size=task.batch,
-        threads=task.threads,
+        question.ball.with_eps(root.radius),
+        rigorous=question.settings.rigorous,
+        batch_size=question.batch,
+        threads=question.threads,
         progress=lambda done, total: stage("proving the radii", done, total),
     )
-    halvings = bisections(task.settings.upper, task.settings.tolerance) * (root.evaluations > 0)
+    halvings = bisections(question.settings.upper, question.settings.tolerance) * (root.evaluations > 0)
     values = (torch.maximum(sure.radius.cpu(), radius[chosen]), halvings, envelope.evaluations, root.evaluations)
     for name, value in zip(names, values, strict=True):
         found[name][chosen] = value.double().cpu()
@@ -131,16 +131,16 @@ def bisections(upper: float, tolerance: float) -> int:
     return max(math.ceil(math.log2(upper / tolerance)), 0)
 
 
-def _searched(task: EvaluationQuestion, x: Tensor, y: Tensor, stage: Stage) -> list[Radii]:
+def _searched(question: EvaluationQuestion, x: Tensor, y: Tensor, stage: Stage) -> list[Radii]:
     """By `root` and by `envelope`."""
-    ball, settings = task.ball.with_eps(task.settings.upper), task.settings
+    ball, settings = question.ball.with_eps(question.settings.upper), question.settings
     search = RadiusSearch(
-        Certifier(task.network, "crown", "parallel", rigorous=False), ball.at(x), settings.upper, settings.tolerance
+        Certifier(question.network, "crown", "parallel", rigorous=False), ball.at(x), settings.upper, settings.tolerance
     )
     return search.run(
         y,
         ["root", "envelope"],
-        task.batch,
-        task.threads,
+        question.batch,
+        question.threads,
         lambda done, total: stage("searching the largest radii", done, total),
     )

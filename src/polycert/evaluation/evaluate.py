@@ -16,7 +16,14 @@ from polycert import __version__
 from polycert.evaluation.attacks import describe
 from polycert.evaluation.exact import ExactSettings, exact_verdicts
 from polycert.evaluation.measurements import Measurements, MeasurementStore, joined, slices
-from polycert.evaluation.settings import EvaluationQuestion, EvaluationSettings, Stage, make_task, one_eps, usual_upper
+from polycert.evaluation.settings import (
+    EvaluationQuestion,
+    EvaluationSettings,
+    Stage,
+    make_question,
+    one_eps,
+    usual_upper,
+)
 from polycert.evaluation.table_row import parameter_record, summary
 from polycert.graph import Network
 from polycert.records.evaluation import Evaluation, beside, check_record
@@ -95,14 +102,14 @@ def evaluate(
     effort = None
     if exact is not None:
         effort = ExactSettings(seconds=exact, timeout=exact_timeout, limit=exact_limit, workers=workers)
-    task = make_task(net, x, y, ball, settings, batch_size=batch_size, memory=memory, threads=threads)
-    found = run(task, about or {}, effort, target, ALONE, progress)
+    question = make_question(net, x, y, ball, settings, batch_size=batch_size, memory=memory, threads=threads)
+    found = run(question, about or {}, effort, target, ALONE, progress)
     assert found is not None  # one process has it all
     return found
 
 
 def run(
-    task: EvaluationQuestion,
+    question: EvaluationQuestion,
     about: Mapping[str, Any],
     exact: ExactSettings | None,
     out: Path | None,
@@ -112,13 +119,13 @@ def run(
     """A process's share of the samples measured; the first process writes and gets the evaluation, the others None."""
     store = MeasurementStore(None if out is None else beside(out, "parts"))
     with store.locked(team.rank):
-        everything = team.gather(_measured(task, exact, out, team, store, report))
+        everything = team.gather(_measured(question, exact, out, team, store, report))
         if not team.first:
             return None
         whole = joined(everything)
-        points = whole.points if task.settings.samples else None
-        record = make_record(task, about, whole, exact)
-        found = Evaluation(record, whole.columns, task.x.cpu().numpy(), points, whole.resumed)
+        points = whole.points if question.settings.samples else None
+        record = make_record(question, about, whole, exact)
+        found = Evaluation(record, whole.columns, question.x.cpu().numpy(), points, whole.resumed)
         if out is not None:
             found.save(out)
             store.clear()
@@ -126,7 +133,7 @@ def run(
 
 
 def _measured(
-    task: EvaluationQuestion,
+    question: EvaluationQuestion,
     exact: ExactSettings | None,
     out: Path | None,
     team: Processes,
@@ -134,18 +141,18 @@ def _measured(
     report: Report | None,
 ) -> list[Measurements]:
     """A process's slices, or with exact verdicts all of them as one."""
-    parts = slices(len(task))
+    parts = slices(len(question))
     mine = [parts[k] for k in team.share(len(parts))]
     tell = _Teller(report, sum(here.stop - here.start for here in mine))
     measured = []
     for here in mine:
-        measured.append(store.measured(task.part(here), tell.stage))
+        measured.append(store.measured(question.part(here), tell.stage))
         tell.finished(len(measured[-1]))
     if exact is None or not mine:
         return measured
     journal = None if out is None else beside(out, f"exact{team.rank or ''}.journal")
     own = slice(mine[0].start, mine[-1].stop)
-    return [_settled(task.part(own), joined(measured), exact, own.start, journal, tell.stage)]
+    return [_with_exact(question.part(own), joined(measured), exact, own.start, journal, tell.stage)]
 
 
 class _Teller:
@@ -165,42 +172,47 @@ class _Teller:
         self.stage("slice", count, count)
 
 
-def _settled(
-    task: EvaluationQuestion, part: Measurements, exact: ExactSettings, begin: int, journal: Path | None, stage: Stage
+def _with_exact(
+    question: EvaluationQuestion,
+    part: Measurements,
+    exact: ExactSettings,
+    begin: int,
+    journal: Path | None,
+    stage: Stage,
 ) -> Measurements:
     """With a column `status`: empty beyond the limit."""
     clock = time.perf_counter()
-    count = min(len(task), max((exact.limit or math.inf) - begin, 0))
+    count = min(len(question), max((exact.limit or math.inf) - begin, 0))
     few = slice(0, int(count))
-    status = np.full(len(task), "", dtype=object)
+    status = np.full(len(question), "", dtype=object)
     resumed = part.resumed
     if count:
         columns = {name: values[few] for name, values in part.columns.items()}
-        status[few], taken = exact_verdicts(task.part(few), columns, part.hits[few], exact, journal, stage)
+        status[few], taken = exact_verdicts(question.part(few), columns, part.hits[few], exact, journal, stage)
         resumed = resumed | {"exact verdicts": taken}
     seconds = part.seconds | {"exact": time.perf_counter() - clock}
     return replace(part, columns=part.columns | {"status": status}, seconds=seconds, resumed=resumed)
 
 
 def make_record(
-    task: EvaluationQuestion, about: Mapping[str, Any], whole: Measurements, exact: ExactSettings | None
+    question: EvaluationQuestion, about: Mapping[str, Any], whole: Measurements, exact: ExactSettings | None
 ) -> dict[str, Any]:
     """The row: facts, figures, and how they were found."""
-    settings, leak = task.settings, about.get("test_leak")
-    facts = {**about, "norm": norm_text(task.ball.norm), "eps": task.eps}
+    settings, leak = question.settings, about.get("test_leak")
+    facts = {**about, "norm": norm_text(question.ball.norm), "eps": question.eps}
     record: dict[str, Any] = {name: facts[name] for name in FACTS if facts.get(name) is not None}
     record["attack"] = describe(settings.steps, settings.restarts, settings.seed)
-    record |= summary(whole.columns, task.eps)
+    record |= summary(whole.columns, question.eps)
     if leak is not None:
         clean = ~leaked(whole.columns["index"], leak)
         if clean.any():
-            record["clean_half"] = summary({k: v[clean] for k, v in whole.columns.items()}, task.eps)
+            record["clean_half"] = summary({k: v[clean] for k, v in whole.columns.items()}, question.eps)
     record |= {"upper": settings.upper, "tolerance": settings.tolerance, "rigorous": settings.rigorous}
-    if not math.isinf(task.ball.norm):
-        record["minimum"] = task.ball.minimum
+    if not math.isinf(question.ball.norm):
+        record["minimum"] = question.ball.minimum
     if exact is not None:
         record["exact"] = {"seconds": exact.seconds, "timeout": exact.timeout}
-    record |= parameter_record(task.network)
+    record |= parameter_record(question.network)
     seconds = {name: round(value, 2) for name, value in whole.seconds.items()}
     record["seconds"] = seconds | {"total": round(sum(whole.seconds.values()), 2)}
     last = {name: about[name] for name in ("command", "training") if name in about}

@@ -52,32 +52,32 @@ class ExactVerdicts(NamedTuple):
 
 
 def exact_verdicts(
-    task: EvaluationQuestion,
+    question: EvaluationQuestion,
     columns: dict[str, np.ndarray],
     hits: np.ndarray,
     exact: ExactSettings,
     journal: Path | None,
     stage: Stage,
 ) -> ExactVerdicts:
-    """`robust`, `falsified` or `unknown` for each sample of the task, `[n]`.
+    """`robust`, `falsified` or `unknown` for each sample of the question, `[n]`.
 
-    Rigorous bounds settle most; counterexamples of attacks are replayed in the exact set; the rest is searched.
+    Rigorous bounds decide most; counterexamples of attacks are replayed in the exact set; the rest is searched.
     """
-    sure = columns["proved"] & task.settings.rigorous
+    sure = columns["proved"] & question.settings.rigorous
     status = np.where(sure, ROBUST, UNKNOWN).astype(object)
     left = torch.from_numpy(np.flatnonzero(~sure))
     if len(left) == 0:
         return ExactVerdicts(status)
-    effort = Effort(timeout=exact.timeout, seed=task.settings.seed)
-    question = ask(task.network, task.x[left], task.y[left], task.ball, effort, task.index[left])
-    fallen = _replayed(question, columns["attacked"][left], hits[left])
+    effort = Effort(timeout=exact.timeout, seed=question.settings.seed)
+    asked = ask(question.network, question.x[left], question.y[left], question.ball, effort, question.index[left])
+    fallen = _replayed(asked, columns["attacked"][left], hits[left])
     status[left[fallen]] = FALSIFIED
     rest = (~fallen).nonzero().squeeze(1)
     if len(rest) == 0:
         return ExactVerdicts(status)
     resumed = 0
     with closing(
-        decisions(question.part(rest), batch=task.batch, workers=exact.workers, total=exact.seconds, journal=journal)
+        decisions(asked.part(rest), batch=question.batch, workers=exact.workers, total=exact.seconds, journal=journal)
     ) as verdicts:
         for done, (position, decision) in enumerate(verdicts, start=1):
             status[left[rest[position]]] = decision.status

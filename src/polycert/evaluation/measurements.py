@@ -44,23 +44,23 @@ class Measurements:
         return len(self.columns["label"])
 
 
-def measure(task: EvaluationQuestion, stage: Stage) -> Measurements:
+def measure(question: EvaluationQuestion, stage: Stage) -> Measurements:
     """All measurements of some samples."""
     seconds: dict[str, float] = {}
     with _clock(seconds, "bounds"):
-        found = bound(task, stage)
+        found = bound(question, stage)
     proved = found["certified"] | found["certified_crown"] | found["certified_ibp"]
     with _clock(seconds, "search"):
-        found |= search(task, found["radius"].cpu(), stage)
+        found |= search(question, found["radius"].cpu(), stage)
     with _clock(seconds, "attack"):
-        hits = attack_all(task, proved, stage)
-    points = torch.full_like(task.x[:1], torch.nan)
-    if task.settings.samples:
+        hits = attack_all(question, proved, stage)
+    points = torch.full_like(question.x[:1], torch.nan)
+    if question.settings.samples:
         with _clock(seconds, "nearing"):
-            known = torch.fmax(found["largest"].to(task.x.device), found["radius"])
-            nearest = smallest(task, hits, known, stage)
+            known = torch.fmax(found["largest"].to(question.x.device), found["radius"])
+            nearest = smallest(question, hits, known, stage)
         found["attack_radius"], points = nearest.radius, nearest.points
-    found |= {"index": task.index, "proved": proved, "pgd": hits.pgd, "attacked": hits.attacked}
+    found |= {"index": question.index, "proved": proved, "pgd": hits.pgd, "attacked": hits.attacked}
     columns = {name: values.cpu().numpy() for name, values in found.items()}
     return Measurements(columns, _plain(points), _plain(hits.points), seconds)
 
@@ -100,16 +100,16 @@ class MeasurementStore:
         with locked(self.folder.with_suffix(f".lock{rank or ''}")):
             yield
 
-    def measured(self, task: EvaluationQuestion, stage: Stage) -> Measurements:
+    def measured(self, question: EvaluationQuestion, stage: Stage) -> Measurements:
         """A slice from disk, or measured and written there."""
         if self.folder is None:
-            return measure(task, stage)
-        about = _fingerprint(task)
+            return measure(question, stage)
+        about = _fingerprint(question)
         path = self.folder / f"{about}.npz"
         part = _read(path, about) if path.is_file() else None
         if part is not None:
             return replace(part, resumed={"samples": len(part)})
-        part = measure(task, stage)
+        part = measure(question, stage)
         self.folder.mkdir(exist_ok=True)
         with whole_file(path) as name, name.open("wb") as file:
             np.savez(file, **_sealed(_flat(part), about))
@@ -151,12 +151,12 @@ def _read(path: Path, about: str) -> Measurements | None:
     return Measurements(columns, arrays["points"], arrays["hits"], seconds)
 
 
-def _fingerprint(task: EvaluationQuestion) -> str:
+def _fingerprint(question: EvaluationQuestion) -> str:
     """Of the network, the ball, the settings and the samples; not of how they are batched."""
     with torch.no_grad():
-        network = (task.network.bind(), task.network.bind(torch.float64))
-    samples = (task.x, task.y, task.index, task.searched)
-    return fingerprint(__version__, network, task.ball, task.settings, samples)
+        network = (question.network.bind(), question.network.bind(torch.float64))
+    samples = (question.x, question.y, question.index, question.searched)
+    return fingerprint(__version__, network, question.ball, question.settings, samples)
 
 
 def slices(total: int) -> list[slice]:

@@ -82,7 +82,7 @@ class EvaluationQuestion:
         return replace(self, **parts)
 
 
-def make_task(
+def make_question(
     net: Network | nn.Module,
     x: Array,
     y: Array,
@@ -94,7 +94,7 @@ def make_task(
     memory: int | None = None,
     threads: int = 1,
 ) -> EvaluationQuestion:
-    """A task whose samples were checked, or a clear error."""
+    """A question whose samples were checked, or a clear error."""
     if y is None:
         raise PolycertError("an evaluation counts errors, so it needs labels: give y")
     if settings.upper < one_eps(ball):
