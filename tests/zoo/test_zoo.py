@@ -43,8 +43,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A shelf of its own."""
-    folder = tmp_path / "shelf"
+    """A zoo of its own."""
+    folder = tmp_path / "zoo"
     folder.mkdir()
     monkeypatch.setattr(registry, "home", lambda: folder)
     return folder
@@ -118,6 +118,12 @@ def test_what_cannot_be_added(empty: Path, run_dir: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(registry, "LARGEST", 1000)
     with pytest.raises(pc.PolycertError, match="does not fit"):
         pc.zoo.add(run_dir)
+    monkeypatch.setattr(registry, "LARGEST", 2**20)
+    recipe = (run_dir / "recipe.toml").read_text()
+    (run_dir / "recipe.toml").write_text("epochs = = 3")
+    with pytest.raises(pc.PolycertError, match="no recipe"):
+        pc.zoo.add(run_dir)
+    (run_dir / "recipe.toml").write_text(recipe)
     shutil.move(run_dir / "evaluation.json", run_dir / "elsewhere.json")
     with pytest.raises(pc.PolycertError, match=r"no evaluation\.json.*polycert evaluate"):
         pc.zoo.add(run_dir)

@@ -1,4 +1,4 @@
-"""The shelf: `NAME.safetensors`, `NAME.toml` (its recipe), `NAME.json` (its row), and a manifest of hashes."""
+"""The registry of published models: `NAME.safetensors`, its recipe `.toml`, its row `.json`, a manifest of hashes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from polycert.models.model_files import load as load_file
 from polycert.models.model_files import load_module
 from polycert.records.evaluation import record_text
 from polycert.records.files import whole_file
-from polycert.runtime.limits import parse_json, read_text
+from polycert.runtime.limits import RECIPE as LARGEST_RECIPE
+from polycert.runtime.limits import parse_json, parse_toml, read_text
 
 MANIFEST = "manifest.json"
 LARGEST = 20 * 2**20  # bytes that all models together may take
@@ -100,15 +101,13 @@ def load(name: str, *, device: torch.device | str = "cpu") -> Network:
 
 
 def add(run_dir: Path, name: str | None = None, folder: Path | None = None) -> Entry:
-    """Put a trained and evaluated run on the shelf, in place of what has its name.
+    """Put a trained and evaluated run into the zoo, in place of the model of that name.
 
     Args:
         run_dir: with `model.safetensors`, `recipe.toml` and `evaluation.json`.
         name: of the model, if not the folder's.
-        folder: the shelf, if not the package's own.
+        folder: the zoo's, if not the package's own.
     """
-    from polycert.training import read_recipe  # here, as only those who add models need it
-
     where, called = folder or home(), name or run_dir.resolve().name
     if not _NAME.fullmatch(called):
         raise PolycertError(f"a model's name must be of small letters, digits and . + -, got {called!r}")
@@ -118,7 +117,8 @@ def add(run_dir: Path, name: str | None = None, folder: Path | None = None) -> E
                 f"{run_dir} has no {file}: train with --run-dir, then polycert evaluate {run_dir / RUN[MODEL]} "
                 f"--out {run_dir / RUN[RECORD]}"
             )
-    load_module(run_dir / RUN[MODEL]), read_recipe(str(run_dir / RUN[RECIPE]))
+    load_module(run_dir / RUN[MODEL])
+    _check_recipe(run_dir / RUN[RECIPE])
     record = _record(run_dir / RUN[RECORD])
     others = sum(Entry(other, "", where).path().stat().st_size for other in _manifest(where) if other != called)
     if others + (run_dir / RUN[MODEL]).stat().st_size > LARGEST:
@@ -131,6 +131,14 @@ def _record(path: Path) -> dict[str, Any]:
         return dict(parse_json(read_text(path)))
     except (ValueError, TypeError) as error:
         raise PolycertError(f"{path} is no record ({error}): write it with polycert evaluate") from None
+
+
+def _check_recipe(path: Path) -> None:
+    """The recipe is TOML; `polycert evaluate` has read what it says."""
+    try:
+        parse_toml(read_text(path, LARGEST_RECIPE))
+    except ValueError as error:
+        raise PolycertError(f"{path} is no recipe ({error}): restore the file that the training wrote") from None
 
 
 def _put(run_dir: Path, made: Entry, record: dict[str, Any]) -> Entry:
