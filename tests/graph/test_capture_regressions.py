@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import polycert as pc
 from polycert.graph.arguments import check_read
 from polycert.rules import RULES, Call, Value
+from polycert.rules.activation import LeakyRelu
 from polycert.rules.smooth import Softplus
 from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
@@ -307,3 +308,58 @@ def test_small_whole_numbers_are_inputs_of_the_networks_type(dtype: torch.dtype)
     found = pc.certify(layer, x.to(dtype), None, pc.Ball(eps=0.1))
     assert torch.equal(found.radius, pc.certify(layer, x.float(), None, pc.Ball(eps=0.1)).radius)
     assert math.isfinite(float(found.margin))
+
+
+ACROSS = {  # what the hidden units of a sample take from its batch mates
+    "two samples added": lambda h: (h[:, :2].unsqueeze(1) + h[:, :2]).mean(1),
+    "two samples multiplied": lambda h: (h[:, :2].unsqueeze(1) * h[:, :2]).mean(1),
+    "a column and a list": lambda h: (h[:, :1] + h[:, 0]).mean(1, keepdim=True),
+    "one for all": lambda h: h[:, :2].expand(h.shape[0], -1, -1)[:, 0],
+    "the batch turned round": lambda h: h[:, 0].flip(-1).unsqueeze(1),
+    "the batch moved on": lambda h: F.pad(h[:, 0], (1, -1)).unsqueeze(1),
+    "a softmax over the batch": lambda h: h[:, 0].softmax(-1).unsqueeze(1),
+    "a size that may be the batch's": lambda h: centred(h[:, :3].reshape(3, -1)).reshape(-1, 3)[:, :2],
+}
+
+
+def centred(values: Tensor) -> Tensor:
+    return values - values.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_hidden_units_that_mix_samples_are_refused(name: str) -> None:
+    """They are off at every point at which the module itself is looked at."""
+    first = nn.Linear(2, 4)
+    nn.init.ones_(first.weight)
+    nn.init.constant_(first.bias, -1e7)
+    module = Fn(lambda m, x: x + ACROSS[name](F.relu(m.a(x))), first)
+    assert "batch" in refusal(module)
+
+
+def test_a_number_for_each_sample_is_a_value_like_others() -> None:
+    assert not followed_or_refused(Fn(lambda m, x: (2 * x[:, 0] - x[:, 1] / 3).unsqueeze(1)))
+    net = pc.capture(Fn(lambda m, x: 2 * x[:, 0] - x[:, 1]), (2,))
+    bounds = pc.bounds(net, torch.tensor([[0.25, 0.5]]), pc.Ball(norm=float("inf"), eps=0.125))
+    assert bounds.lower.item() == pytest.approx(-0.375)
+    assert bounds.upper.item() == pytest.approx(0.375)
+
+
+@pytest.mark.parametrize("layer", [nn.AvgPool2d(2), nn.MaxPool2d(2), nn.Softmax2d()])
+def test_layers_that_take_a_batch_for_channels_are_refused_or_followed(layer: nn.Module) -> None:
+    followed_or_refused(nn.Sequential(layer, nn.Flatten(), nn.ReLU()), (4, 4))
+
+
+def test_a_rule_that_misreads_its_call_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind units that are off at every point at which the module itself is looked at."""
+    first = nn.Linear(2, 2)
+    nn.init.ones_(first.weight)
+    nn.init.constant_(first.bias, -1e7)
+    module = Fn(lambda m, x: x + F.leaky_relu(F.relu(m.a(x)) - 1, 0.5), first)
+    assert not followed_or_refused(module)
+
+    def misread(call: Call) -> LeakyRelu:
+        call.get(1, "negative_slope")
+        return LeakyRelu(call.out_shape, leak=0.49)
+
+    monkeypatch.setitem(RULES, "aten.leaky_relu.default", misread)
+    assert "leaky_relu" in refusal(module)

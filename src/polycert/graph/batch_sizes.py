@@ -44,7 +44,7 @@ def check_same(
     needed: Callable[[torch.export.ExportedProgram], Iterable[fx.Node]],
     depends: set[str],
 ) -> None:
-    """Two programs traced with batches of different sizes may differ in the shapes of values only.
+    """Two programs traced with batches of different sizes may differ in the first size of values only.
 
     Raises:
         PolycertError: if they differ elsewhere.
@@ -53,7 +53,7 @@ def check_same(
     theirs = {node.name: node for node in needed(second)}
     for name in ours.keys() | theirs.keys():
         one, other = ours.get(name), theirs.get(name)
-        if one is None or other is None or one.target != other.target or not _same_call(one, other, depends):
+        if one is None or other is None or not _same_node(one, other, depends):
             node = one if one is not None else other
             assert node is not None
             raise PolycertError(f"{node.target} (node '{name}') depends on the size of the batch: it must not")
@@ -69,6 +69,26 @@ def _same_constants(
         ours, theirs = first.constants[lifted[placeholder]], second.constants[others[placeholder]]
         if not torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs)):
             raise PolycertError(f"the constant '{placeholder}' depends on the size of the batch: it must not")
+
+
+def names_batch(calls: Iterable[fx.Node], batch: int) -> bool:
+    """Whether a call gives the traced batch's size as the first one of a shape: it may stand in the model's code."""
+    for call in calls:
+        if isinstance(call.target, torch._ops.OpOverload):
+            for _, argument, value in named(call.target, call.args, call.kwargs):
+                if argument.name in by_shape(call.target) and isinstance(value, (list, tuple)) and value[:1] == [batch]:
+                    return True
+    return False
+
+
+def _same_node(one: fx.Node, other: fx.Node, depends: set[str]) -> bool:
+    """Whether two calls are one, and give each sample a value of the same shape."""
+    if one.target != other.target or not _same_call(one, other, depends):
+        return False
+    ours, theirs = one.meta.get("val"), other.meta.get("val")
+    if one.name not in depends or not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
+        return True
+    return ours.shape[1:] == theirs.shape[1:]
 
 
 def _same_call(one: fx.Node, other: fx.Node, depends: set[str]) -> bool:

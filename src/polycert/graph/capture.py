@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,8 +17,9 @@ from torch import Tensor, fx, nn
 from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph.arguments import check_read, check_repeatable
-from polycert.graph.batch_sizes import Watch, check_same, scripted
+from polycert.graph.batch_sizes import Watch, check_same, names_batch, scripted
 from polycert.graph.cache import CachedGraph, keepable
+from polycert.graph.calls_alone import RuledCall, check_alone, operands_of
 from polycert.graph.graph import Graph, Node, append, prune
 from polycert.graph.in_place import refuse_changed_state, without_writes
 from polycert.graph.network import Network
@@ -28,6 +29,8 @@ from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.decomposition import Decomposition
 from polycert.runtime.limits import VALUES, checked_shape
 from polycert.sets.rounding import holds
+
+Check = Callable[[RuledCall, Tensor], None]
 
 # The batch while tracing: neither 1 (which squeezes away) nor likely to be a size inside a network.
 TRACE_BATCH = 3
@@ -87,7 +90,8 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
     with _evaluating(model):
         program = _export(model, example)
         network = CapturedNetwork.of(model, program, tuple(input_shape), dtype, device)
-        if _self_check(model, network) or scripted(model):
+        asked = _self_check(model, network)
+        if asked or scripted(model) or names_batch(network._needed, TRACE_BATCH):
             other = _export(model, torch.cat([example, example])[:OTHER_BATCH])
             check_same(program, other, _needed_by_output, network.variable)
     return network
@@ -185,7 +189,7 @@ class CapturedNetwork(Network):
         if self._kept and self._kept[0].serves(stored, wanted, device):
             return self._kept[0].graph.fresh()
         tensors = {name: _as(tensor, wanted, device) for name, tensor in stored.items()}
-        graph, derived = self._build(tensors, wanted, device)
+        graph, derived = self._build(tensors, wanted, device, _unchecked)
         if any(_longer(tensor, wanted) and not holds(wanted, tensor) for tensor in stored.values()):
             return replace(graph, narrowed=True)
         if not derived and keepable(graph, stored):
@@ -193,8 +197,16 @@ class CapturedNetwork(Network):
             return graph.fresh()
         return graph
 
-    def _build(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> tuple[Graph, bool]:
-        """The program with these tensors, and whether it computes others from them."""
+    def check_calls(self, dtype: torch.dtype) -> None:
+        """Compare every call by itself with what its rule says, or a clear error."""
+        device = self._kind[1]
+        tensors = {name: _as(tensor, dtype, device) for name, tensor in self._stored.tensors(self.module).items()}
+        self._build(tensors, dtype, device, check_alone)
+
+    def _build(
+        self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device, check: Check
+    ) -> tuple[Graph, bool]:
+        """The program with these tensors, and whether it computes others from them; `check` sees every call."""
         known: dict[str, Any] = {**tensors}
         nodes = [Node("input", None, (), self.input_shape)]
         known[self.program.graph_signature.user_inputs[0]] = Value(0)
@@ -223,8 +235,9 @@ class CapturedNetwork(Network):
                 continue
             try:
                 made = self._op(call, args, kwargs, tuple(nodes[i].shape for i in sources), like)
-            except (ValueError, TypeError) as error:
-                problems.append(f"{call.target} (node '{call.name}'): {error}")
+                check(RuledCall(call, known, list(operands_of(call.args, self.variable)), made), like)
+            except (ValueError, TypeError, IndexError, RuntimeError, AssertionError) as error:
+                problems.append(f"{call.target} (node '{call.name}'): {reason(error)}")
                 known[call.name] = Value(len(nodes))
                 nodes.append(Node(call.name, None, sources, _shape(call) if _single(call) else ()))
                 continue
@@ -244,12 +257,12 @@ class CapturedNetwork(Network):
             _check_batch(call)
         target = str(call.target)
         training = "batch_norm" in target and self._owner(call).training
-        shape = _shape(call) if _single(call) else ()
+        shape = (_shape(call) or (1,)) if _single(call) else ()
         given = Call(target, tuple(args), dict(kwargs), in_shapes, shape, like, training=training)
         made = RULES[target](given)
         check_read(call.target, given)
         result = made.out_shape if isinstance(made, Op) else made.shapes[-1]
-        if _single(call) and result != (shape or (1,)):
+        if _single(call) and result != shape:
             raise ValueError(f"the rule gives shape {result} instead of {shape}")
         return made
 
@@ -275,6 +288,10 @@ class CapturedNetwork(Network):
             if argument.name in names:
                 return self.module.get_submodule(names[argument.name].rpartition(".")[0])
         return self.module
+
+
+def _unchecked(ruled: RuledCall, like: Tensor) -> None:
+    """Calls are compared once, when a module is captured."""
 
 
 def _longer(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -322,6 +339,7 @@ def _self_check(model: nn.Module, network: CapturedNetwork) -> bool:
     points = spread_out(graph).to(graph.device, graph.dtype)
     if graph.narrowed:  # the module computes with the longer numbers
         graph = network.bind(torch.float64)
+    network.check_calls(graph.dtype)
     batches = [points[:1], points, *points[1:].split(1)[:: len(points) // SINGLE + 1]]
     for batch in batches:
         with torch.no_grad(), watch:

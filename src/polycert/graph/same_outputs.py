@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -66,7 +66,7 @@ def agrees(graph: Graph, x: Tensor, expected: Tensor, finish: Callable[[Tensor],
     """
     with torch.no_grad():
         values = graph.values(x)
-        found, theirs = values[-1].flatten(1), expected.detach().double().cpu().flatten(1)
+        found, theirs = values[-1].flatten(1), expected.detach().double().cpu().reshape(len(x), -1)
         noise = noise_of(graph, values, {graph.output})[graph.output].flatten(1)
         if finish is not None:  # no entry moves by more than twice what the largest one of its input does
             found, noise = finish(found), (2 * noise.amax(1, keepdim=True)).expand_as(found)
@@ -121,6 +121,26 @@ def noise_of(graph: Graph, values: list[Tensor], wanted: set[int]) -> dict[int, 
                 gap = (found[k] - values[k]).abs_()
                 noise[k] = torch.maximum(noise[k], gap) if k in noise else gap
     return noise
+
+
+def run_alone(
+    graph: Graph, given: dict[int, Tensor], nodes: Iterable[int], wanted: set[int | None], generator: torch.Generator
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """The values of some nodes in a row, computed from given ones; how far rounding may move each of the wanted."""
+    found, *trials = (dict(given) for _ in range(3))
+    for k in nodes:
+        node = graph.nodes[k]
+        assert node.op is not None
+        with torch.no_grad():
+            found[k] = node.op.forward(*(found[i] for i in node.inputs))
+            step = step_of(graph, k, [found[i] for i in node.inputs])
+            for trial in trials:
+                trial[k] = moved(node.op.forward(*(trial[i] for i in node.inputs)), step, generator)
+    first, second = trials
+    noise = {
+        k: torch.maximum((first[k] - found[k]).abs_(), (second[k] - found[k]).abs_()) for k in found if k in wanted
+    }
+    return found, noise
 
 
 def step_of(graph: Graph, index: int, inputs: list[Tensor]) -> Tensor | None:

@@ -18,7 +18,7 @@ from polycert.errors import PolycertError
 from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
 from polycert.graph.onnx.program import Shape
 from polycert.graph.onnx.value_places import Place, Trace
-from polycert.graph.same_outputs import Close, close_to, moved, noise_of, peak, sizes_of, spread_out, step_of
+from polycert.graph.same_outputs import Close, close_to, noise_of, peak, run_alone, sizes_of, spread_out
 
 if TYPE_CHECKING:
     from polycert.graph.graph import Graph
@@ -228,7 +228,9 @@ def _unlike_apart(trace: Trace, kinds: Kinds, replay: OnnxRuntime) -> str | None
         theirs = [run(names, fed) for fed in _fed(given, operands, kinds, len(sizes))]
         expected = dict(zip(names, map(_stacked, zip(*theirs, strict=True)), strict=True))
         for call in alone:
-            values, noise = _run_alone(trace.graph, call, given, rounding)
+            own = {k: given[k].to(trace.graph.device, trace.graph.dtype) for k in call.sources}
+            results = {place.node for place in call.results.values()}
+            values, noise = run_alone(trace.graph, own, call.nodes, results, rounding)
             peaks = {k: peak(value.flatten(1)).cpu() for k, value in values.items()}
             before = torch.stack(list(peaks.values())).amax(0)
             for name, (node, _) in call.results.items():
@@ -257,24 +259,3 @@ def _fed(
             else np.zeros(shape, kinds[name])
             for name, (node, shape) in operands.items()
         }
-
-
-def _run_alone(
-    graph: Graph, call: Alone, given: dict[int, Tensor], generator: torch.Generator
-) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """The values of the nodes that a call reads and has, from random operands; how far rounding may move each."""
-    found, *trials = ({k: given[k].to(graph.device, graph.dtype) for k in call.sources} for _ in range(3))
-    for k in call.nodes:
-        node = graph.nodes[k]
-        assert node.op is not None
-        with torch.no_grad():
-            found[k] = node.op.forward(*(found[i] for i in node.inputs))
-            step = step_of(graph, k, [found[i] for i in node.inputs])
-            for trial in trials:
-                trial[k] = moved(node.op.forward(*(trial[i] for i in node.inputs)), step, generator)
-    first, second = trials
-    results = {place.node for place in call.results.values()}
-    noise = {
-        k: torch.maximum((first[k] - found[k]).abs_(), (second[k] - found[k]).abs_()) for k in found if k in results
-    }
-    return found, noise
