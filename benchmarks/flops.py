@@ -6,9 +6,9 @@ import math
 
 from polycert.bounding.chunking import row_sizes
 from polycert.graph import Graph
+from polycert.rules.activation import Activation
 from polycert.rules.affine import MatMul
 from polycert.rules.conv2d import Conv2d
-from polycert.rules.op import Activation
 
 
 def forward_flops(graph: Graph, last: int | None = None) -> int:

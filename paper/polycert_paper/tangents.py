@@ -9,7 +9,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import torch
 
-from polycert.rules.activation import Tanh
+from polycert.rules.s_shaped import Tanh
 from polycert_paper.table import Table, TableCell, TableColumn, TableLine, compared
 
 SHARES = ("0.96", "0.5", "1e-2", "1e-4", "1e-6", "1e-7")  # of the steepest slope

@@ -18,7 +18,7 @@ from polycert.certification.envelope import Envelope
 from polycert.certification.verdict import verdict_of
 from polycert.exact import Specification, Verdict, decide
 from polycert.forms import Dense
-from polycert.rules.activation import LeakyRelu
+from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.ball import Region
 from polycert.sets.geometry import least_norm
 from polycert.sets.interval import Interval
@@ -74,7 +74,7 @@ def test_softmax_inside_with_logits_far_apart(method: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_lines_around_a_reciprocal_of_huge_numbers(dtype: torch.dtype) -> None:
     """The line below touches where it should, however small its slope is."""
-    from polycert.rules.smooth import Reciprocal
+    from polycert.rules.convex import Reciprocal
 
     lower, upper = torch.tensor([1e15], dtype=dtype), torch.tensor([1e20], dtype=dtype)
     slope = -1 / (lower * upper)
@@ -86,7 +86,7 @@ def test_lines_around_a_reciprocal_of_huge_numbers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_lines_around_tanh_over_a_huge_interval(dtype: torch.dtype) -> None:
     """A chord whose slope is below the smallest normal number touches all the same."""
-    from polycert.rules.activation import Tanh
+    from polycert.rules.s_shaped import Tanh
 
     upper = torch.tensor([torch.finfo(dtype).max], dtype=dtype)
     slope = 1 / upper

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import polycert as pc
 from polycert.graph.arguments import check_read
 from polycert.rules import RULES, Call, Value
-from polycert.rules.activation import LeakyRelu
-from polycert.rules.smooth import Softplus
+from polycert.rules.convex import Softplus
+from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 from tests.helpers.cases import Fn

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import polycert as pc
 from polycert.graph.fingerprint import PROOFS, fingerprint
 from polycert.rules import Op
-from polycert.rules.activation import LeakyRelu, Relu
+from polycert.rules.piecewise_linear import LeakyRelu, Relu
 from tests.helpers.cases import CASES, ready
 
 

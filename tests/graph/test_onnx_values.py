@@ -16,8 +16,8 @@ from polycert.graph.onnx import comparison, constant_folding
 from polycert.graph.onnx.all_ops import TABLE
 from polycert.graph.onnx.comparison import check_inside
 from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
-from polycert.rules.activation import LeakyRelu
 from polycert.rules.maximum import clipped
+from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.verification.vnnlib.reader import parse_property
 from tests.helpers.onnx_files import FILES, File, Graph, ints, rand
 

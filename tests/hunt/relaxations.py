@@ -11,7 +11,7 @@ import mpmath
 from mpmath import mpf
 
 from polycert.bounding.relaxations import adaptive, lines_of, parallel
-from polycert.rules import Activation, activation, smooth
+from polycert.rules import Activation, bump, convex, piecewise_linear, s_shaped
 from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 from tests.hunt.kind import claimed, note
@@ -38,20 +38,20 @@ def _reciprocal(z: mpf) -> mpf:
 
 # What an op is made of, by the name of its class, and its true function; a new class needs a line here.
 MADE: dict[str, Callable[[float], Made]] = {
-    "LeakyRelu": lambda leak: (activation.LeakyRelu(SHAPE, leak=leak), leaky(leak)),
-    "Relu": lambda _: (activation.Relu(SHAPE), ELEMENTWISE["relu"]),
-    "Tanh": lambda _: (activation.Tanh(SHAPE), ELEMENTWISE["tanh"]),
-    "Sigmoid": lambda _: (activation.Tanh(SHAPE, shift=0.5, outer=0.5, inner=0.5), ELEMENTWISE["sigmoid"]),
-    "Erf": lambda _: (activation.Erf(SHAPE, outer=2 / math.sqrt(math.pi)), ELEMENTWISE["erf"]),
-    "Arctan": lambda _: (activation.Arctan(SHAPE), ELEMENTWISE["atan"]),
-    "Exp": lambda _: (smooth.Exp(SHAPE), ELEMENTWISE["exp"]),
-    "Softplus": lambda _: (smooth.Softplus(SHAPE), ELEMENTWISE["softplus"]),
-    "Square": lambda _: (smooth.Square(SHAPE), ELEMENTWISE["square"]),
-    "Elu": lambda _: (smooth.Elu(SHAPE), ELEMENTWISE["elu"]),
-    "Reciprocal": lambda _: (smooth.Reciprocal(SHAPE), elementwise(_reciprocal)),
-    "Gelu": lambda _: (smooth.Gelu(SHAPE), ELEMENTWISE["gelu"]),
-    "TanhGelu": lambda _: (smooth.TanhGelu(SHAPE), ELEMENTWISE["gelu_tanh"]),
-    "Silu": lambda _: (smooth.Silu(SHAPE), ELEMENTWISE["silu"]),
+    "LeakyRelu": lambda leak: (piecewise_linear.LeakyRelu(SHAPE, leak=leak), leaky(leak)),
+    "Relu": lambda _: (piecewise_linear.Relu(SHAPE), ELEMENTWISE["relu"]),
+    "Tanh": lambda _: (s_shaped.Tanh(SHAPE), ELEMENTWISE["tanh"]),
+    "Sigmoid": lambda _: (s_shaped.Tanh(SHAPE, shift=0.5, outer=0.5, inner=0.5), ELEMENTWISE["sigmoid"]),
+    "Erf": lambda _: (s_shaped.Erf(SHAPE, outer=2 / math.sqrt(math.pi)), ELEMENTWISE["erf"]),
+    "Arctan": lambda _: (s_shaped.Arctan(SHAPE), ELEMENTWISE["atan"]),
+    "Exp": lambda _: (convex.Exp(SHAPE), ELEMENTWISE["exp"]),
+    "Softplus": lambda _: (convex.Softplus(SHAPE), ELEMENTWISE["softplus"]),
+    "Square": lambda _: (convex.Square(SHAPE), ELEMENTWISE["square"]),
+    "Elu": lambda _: (convex.Elu(SHAPE), ELEMENTWISE["elu"]),
+    "Reciprocal": lambda _: (convex.Reciprocal(SHAPE), elementwise(_reciprocal)),
+    "Gelu": lambda _: (bump.Gelu(SHAPE), ELEMENTWISE["gelu"]),
+    "TanhGelu": lambda _: (bump.TanhGelu(SHAPE), ELEMENTWISE["gelu_tanh"]),
+    "Silu": lambda _: (bump.Silu(SHAPE), ELEMENTWISE["silu"]),
 }
 ABSTRACT = {"SShaped", "SmoothActivation", "Convex", "Bump"}
 LEAKS = (0.01, 0.1, -0.3, 1.7, -1.0, 1.0, 1e-40, 1e-46, -5.0, 1e20)

@@ -14,7 +14,8 @@ import polycert as pc
 from polycert.certification import certify, radius
 from polycert.forms import Dense
 from polycert.graph import inputs
-from polycert.rules.activation import LeakyRelu, Relu, SShaped
+from polycert.rules.piecewise_linear import LeakyRelu, Relu
+from polycert.rules.s_shaped import SShaped
 from polycert.sets import geometry
 from polycert.sets.ball import Region
 from polycert.sets.interval import Interval

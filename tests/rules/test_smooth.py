@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from polycert.bounding.relaxations import adaptive, parallel
-from polycert.rules.activation import Erf
-from polycert.rules.smooth import Elu, Exp, Gelu, Reciprocal, Silu, SmoothActivation, Softplus, Square, TanhGelu
+from polycert.rules.activation import SmoothActivation
+from polycert.rules.bump import Gelu, Silu, TanhGelu
+from polycert.rules.convex import Elu, Exp, Reciprocal, Softplus, Square
+from polycert.rules.s_shaped import Erf
 from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polycert.rules.conv_adjoint import Overlaid
-from polycert.rules.sparse_rows import RowProduct, live_columns, live_rows
+from polycert.rules.conv_adjoint import Overlaid, RowProduct, live_columns, live_rows
 from tests.helpers.gradients import assert_same
 
 

@@ -20,8 +20,8 @@ from polycert.exact import Specification, decide
 from polycert.forms import Dense
 from polycert.graph import Graph, Node
 from polycert.rules import Pieces
-from polycert.rules.activation import LeakyRelu
 from polycert.rules.affine import MatMul
+from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.interval import Interval
 from polycert.verification.beta_crown import DualPoint, ascend, look
 from polycert.verification.branch_and_bound import score_candidates

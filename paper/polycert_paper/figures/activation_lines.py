@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 
 from polycert.bounding.relaxations import parallel
 from polycert.report.plots import LIN_COLOUR, PEC_COLOUR, STYLE
-from polycert.rules.activation import Relu, Tanh
-from polycert.rules.op import Activation
+from polycert.rules.activation import Activation
+from polycert.rules.piecewise_linear import Relu
+from polycert.rules.s_shaped import Tanh
 from polycert.sets.interval import Interval
 from polycert_paper.figures.figure import Picture
 

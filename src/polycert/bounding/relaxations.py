@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polycert.rules.op import Activation, Lines
+from polycert.rules.activation import Activation, Lines
 from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
 

@@ -13,7 +13,7 @@ from polycert.bounding.backward import LOWER, Bound
 from polycert.bounding.methods import get_method, passes
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Differences, Form
-from polycert.forms.row_products import rows_dot
+from polycert.forms.dense import rows_dot
 from polycert.graph import Graph
 from polycert.sets.ball import Region
 from polycert.sets.geometry import dual_norm, least_norm

@@ -16,9 +16,7 @@ offers it through `pull_identity`, `pull_selected`, `pull_windowed` or `pull_dif
 from polycert.forms.dense import Dense, Scaled
 from polycert.forms.form import Form, Pullable, Shape
 from polycert.forms.identity import Differences, Identity, Selected
-from polycert.forms.patches import Patches
-from polycert.forms.selected_patches import SelectedPatches
-from polycert.forms.windowed import Windowed
+from polycert.forms.patches import Patches, SelectedPatches, Windowed
 
 __all__ = [
     "Dense",

@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from polycert.forms.dense import Dense
     from polycert.forms.identity import Differences, Identity, Selected
-    from polycert.forms.windowed import Windowed
+    from polycert.forms.patches import Windowed
 
 Shape = tuple[int, ...]
 

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from polycert.forms.dense import Dense, split_by_sign
 from polycert.forms.form import FlatForm, Form, Pullable, Shape
-from polycert.forms.patches import Patches
-from polycert.forms.selected_patches import SelectedPatches
-from polycert.forms.windowed import Windowed
+from polycert.forms.patches import Patches, SelectedPatches, Windowed
 
 
 @dataclass(frozen=True)

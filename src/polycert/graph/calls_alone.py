@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from polycert.graph.graph import Graph, Node, append
 from polycert.graph.same_outputs import close_to, peak, run_alone
 from polycert.rules import Op
-from polycert.rules.decomposition import Decomposition
+from polycert.rules.op import Decomposition
 
 SIZES = (4.0, 300.0, 1e8)  # of the entries of operands
 

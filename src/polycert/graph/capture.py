@@ -18,15 +18,13 @@ from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph.arguments import check_read, check_repeatable
 from polycert.graph.batch_sizes import Watch, check_same, names_batch, scripted
-from polycert.graph.cache import CachedGraph, keepable
+from polycert.graph.binding import CachedGraph, TensorLookup, keepable
 from polycert.graph.calls_alone import RuledCall, check_alone, operands_of
-from polycert.graph.graph import Graph, Node, append, prune
+from polycert.graph.graph import Graph, Network, Node, append, prune
 from polycert.graph.in_place import refuse_changed_state, without_writes
-from polycert.graph.network import Network
 from polycert.graph.same_outputs import agrees, spread_out
-from polycert.graph.tensors import TensorLookup
 from polycert.rules import RULES, Call, Op, Value
-from polycert.rules.decomposition import Decomposition
+from polycert.rules.op import Decomposition
 from polycert.runtime.limits import VALUES, checked_shape
 from polycert.sets.rounding import holds
 

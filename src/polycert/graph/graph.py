@@ -1,18 +1,24 @@
-"""A network as a list of nodes in the order of computation; node 0 is the input."""
+"""A network as a list of nodes in the order of computation, node 0 being the input; and programs that give one."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from polycert.errors import PolycertError
 from polycert.forms import Shape
 from polycert.rules import Activation, Linear, Op
-from polycert.rules.decomposition import Decomposition
+from polycert.rules.affine import Elementwise
+from polycert.rules.op import Decomposition
+
+if TYPE_CHECKING:
+    from polycert.sets.ball import Region
 
 
 @dataclass(frozen=True)
@@ -165,3 +171,49 @@ def prune(nodes: Sequence[Node], output: int) -> tuple[Node, ...]:
     return tuple(
         Node(nodes[k].name, nodes[k].op, tuple(place[i] for i in nodes[k].inputs), nodes[k].shape) for k in place
     )
+
+
+class Network(ABC):
+    """What `pc.capture` and `pc.load` return and every other function takes."""
+
+    input_shape: Shape
+    output_shape: Shape
+
+    @abstractmethod
+    def bind(self, dtype: torch.dtype | None = None) -> Graph:
+        """The graph with the tensors as they are now, converted to `dtype` if one is given."""
+
+    @property
+    @abstractmethod
+    def softmax(self) -> bool:
+        """Whether a final softmax was dropped; margins do not need it."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the weights."""
+        return self.bind().dtype
+
+    def check_inside(self, region: Region) -> None:  # noqa: B027 (nothing to check is the rule)
+        """Called once for every question about samples: whether the graph is the network there, or a clear error.
+
+        A captured module was compared when it was captured.
+        """
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """What training may change: nothing, unless the network belongs to a module."""
+        return ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The logits for `[batch, *input_shape]`."""
+        return self.bind().forward(x)
+
+    def trainable(self) -> Graph:
+        """The live graph for a training loss; refuses batch norm in training mode, which bounds do not follow."""
+        graph = self.bind()
+        for node in graph.nodes:
+            if isinstance(node.op, Elementwise) and node.op.training:
+                raise PolycertError(
+                    f"batch norm {node.name!r} is in training mode but bounds use its running statistics: "
+                    "call model.eval() (or freeze its batch norms) before a loss on the captured network"
+                )
+        return graph

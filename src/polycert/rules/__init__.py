@@ -1,45 +1,44 @@
 """One rule per op: the only place that knows what an op does."""
 
 from polycert.rules import (
-    activation,
     affine,
-    avg_pool,
+    arithmetic,
     bilinear,
-    binary,
-    conv1d,
+    bump,
     conv2d,
-    conv_transpose,
+    convex,
     indexing,
     maximum,
+    piecewise_linear,
+    pooling,
     recurrent,
-    reduce,
-    shape,
-    smooth,
+    s_shaped,
 )
-from polycert.rules.op import RULES, Activation, Affine, Call, Linear, Lines, Op, Pieces, Value
+from polycert.rules.activation import Activation, Lines, Pieces
+from polycert.rules.op import Affine, Decomposition, Linear, Op
+from polycert.rules.registry import RULES, Call, Value
 
 __all__ = [
     "RULES",
     "Activation",
     "Affine",
     "Call",
+    "Decomposition",
     "Linear",
     "Lines",
     "Op",
     "Pieces",
     "Value",
-    "activation",
     "affine",
-    "avg_pool",
+    "arithmetic",
     "bilinear",
-    "binary",
-    "conv1d",
+    "bump",
     "conv2d",
-    "conv_transpose",
+    "convex",
     "indexing",
     "maximum",
+    "piecewise_linear",
+    "pooling",
     "recurrent",
-    "reduce",
-    "shape",
-    "smooth",
+    "s_shaped",
 ]

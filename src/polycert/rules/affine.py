@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.forms import Dense, Differences, Form, Identity, Selected, Shape
-from polycert.rules.op import Affine, Call, Linear, Value, constant_rows, rule
-from polycert.rules.sparse_rows import RowProduct
+from polycert.rules.conv_adjoint import RowProduct
+from polycert.rules.op import Affine, Linear
+from polycert.rules.registry import Call, Value, rule
 from polycert.runtime.autograd import apply
 from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
@@ -262,67 +262,3 @@ def _check_statistics(call: Call) -> None:
         raise ValueError("a batch norm that takes its statistics from the batch (training=True) mixes samples")
     if bool((variance < 0).any()):
         raise ValueError("a batch norm has a negative running variance: no training leaves one, load its state again")
-
-
-def _two_operands(call: Call) -> tuple[Any, Any]:
-    first, second = call.args[:2]
-    return first, second
-
-
-def plus(call: Call) -> Linear:
-    """`x + constant`, or the sum of two nodes of one shape."""
-    first, second = _two_operands(call)
-    if call.get(2, "alpha", 1) != 1:
-        raise ValueError("add with alpha is not supported; multiply first")
-    if isinstance(first, Value) and isinstance(second, Value):
-        return _sum(call, 1)
-    constant = second if isinstance(first, Value) else first
-    return Elementwise(None, constant_rows(constant, call.out_shape, call.like), _same_shape(call))
-
-
-def minus(call: Call) -> Linear:
-    """`x - constant`, `constant - x`, or the difference of two nodes of one shape."""
-    first, second = _two_operands(call)
-    if call.get(2, "alpha", 1) != 1:
-        raise ValueError("sub with alpha is not supported; multiply first")
-    if call.target == "aten.rsub.Scalar":
-        first, second = second, first
-    if isinstance(first, Value) and isinstance(second, Value):
-        return _sum(call, -1)
-    shape = _same_shape(call)
-    if isinstance(first, Value):
-        return Elementwise(None, -constant_rows(second, shape, call.like), shape)
-    shift = constant_rows(first, shape, call.like)
-    return Elementwise(-torch.ones_like(shift), shift, shape)
-
-
-def times(call: Call) -> Elementwise:
-    """`x * constant`, entry by entry."""
-    first, second = _two_operands(call)
-    constant = second if isinstance(first, Value) else first
-    shape = _same_shape(call)
-    return Elementwise(constant_rows(constant, shape, call.like), None, shape)
-
-
-def over(call: Call) -> Elementwise:
-    """`x / constant`, entry by entry."""
-    first, second = _two_operands(call)
-    if not isinstance(first, Value) or isinstance(second, Value):
-        raise ValueError("only division by a constant is affine")
-    shape = _same_shape(call)
-    return Elementwise(1 / constant_rows(second, shape, call.like), None, shape)
-
-
-@rule("aten.neg.default")
-def _neg(call: Call) -> Elementwise:
-    shape = call.in_shapes[0]
-    return Elementwise(constant_rows(-1.0, shape, call.like), None, shape)
-
-
-def _sum(call: Call, sign: int) -> Add:
-    return Add(call.out_shape, (1, sign))
-
-
-def _same_shape(call: Call) -> Shape:
-    assert call.in_shapes[0] == call.out_shape
-    return call.out_shape

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from polycert.forms import Shape
 from polycert.rules.affine import Add, Elementwise, MatMul
-from polycert.rules.decomposition import Decomposition
-from polycert.rules.indexing import Pick, places_of
-from polycert.rules.op import Call, Value, rule
-from polycert.rules.shape import Reshape
-from polycert.rules.smooth import Exp, Reciprocal, Square
+from polycert.rules.convex import Exp, Reciprocal, Square
+from polycert.rules.indexing import Pick, Reshape, places_of
+from polycert.rules.op import Decomposition
+from polycert.rules.registry import Call, Value, rule
 
 
 def product(shape: Shape, like: Tensor) -> Decomposition:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, cached_property
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from polycert.forms import Differences, Form, Identity, Selected, Shape, Windowed
 from polycert.sets.interval import Interval
 from polycert.sets.rounding import Rounding
-
-if TYPE_CHECKING:
-    from polycert.rules.decomposition import Decomposition
 
 
 @cache
@@ -171,203 +166,30 @@ class Affine(Linear):
         return form.dense().pull(self)
 
 
-class Lines(NamedTuple):
-    """`lower_slope z + lower_offset - error <= f(z) <= upper_slope z + upper_offset + error` on the unit's interval.
+class DecompositionStep(NamedTuple):
+    """One op, and where its inputs are: first the call's own inputs are counted, then the steps before."""
 
-    `error` covers rounding and the library's functions; None without rigour.
-    """
-
-    lower_slope: Tensor
-    lower_offset: Tensor
-    upper_slope: Tensor
-    upper_offset: Tensor
-    error: Tensor | None = None
-
-    @property
-    def shared(self) -> bool:
-        """Whether both lines have one slope (the paper's relaxation)."""
-        return self.lower_slope is self.upper_slope
-
-    def part(self, samples: Tensor) -> Lines:
-        """The same for some of the samples; a shared slope stays shared."""
-        lower_slope, lower_offset, upper_offset = (
-            t[samples] for t in (self.lower_slope, self.lower_offset, self.upper_offset)
-        )
-        upper_slope = lower_slope if self.shared else self.upper_slope[samples]
-        error = None if self.error is None else self.error[samples]
-        return Lines(lower_slope, lower_offset, upper_slope, upper_offset, error)
-
-    @property
-    def middle(self) -> Tensor:
-        """Halfway between the lines at 0."""
-        return (self.upper_offset + self.lower_offset) / 2
-
-    @property
-    def half_gap(self) -> Tensor:
-        """Half their distance at 0; exactly 0 where a piecewise linear unit is straight."""
-        return (self.upper_offset - self.lower_offset) / 2
-
-    def reach(self, given: Interval, rounding: Rounding | None) -> Interval:
-        """All values between the two lines on the interval."""
-        low = torch.minimum(self.lower_slope * given.lower, self.lower_slope * given.upper) + self.lower_offset
-        high = torch.maximum(self.upper_slope * given.lower, self.upper_slope * given.upper) + self.upper_offset
-        if rounding is None:
-            return Interval(low, high)
-        slope = torch.maximum(self.lower_slope.abs(), self.upper_slope.abs())
-        offset = torch.maximum(self.lower_offset.abs(), self.upper_offset.abs())
-        error = 2 * rounding.gamma(2) * (slope * given.magnitude + offset) + rounding.tiny
-        error = error if self.error is None else error + self.error
-        return Interval(low - error, high + error)
+    op: Op
+    inputs: tuple[int, ...]
 
 
-class Pieces(NamedTuple):
-    """A piecewise linear function of one variable: the slopes of its pieces, and where one ends."""
+class Decomposition:
+    """Steps in order, the last of them being the result; or several results, for calls that give a tuple."""
 
-    value: float  # at 0, of the line of the first piece
-    slopes: tuple[float, ...]
-    ends: tuple[float, ...]  # one fewer
+    def __init__(self, *in_shapes: Shape) -> None:
+        self.shapes: list[Shape] = list(in_shapes)
+        self.steps: list[DecompositionStep] = []
+        self.several: tuple[int, ...] | None = None
 
-    @property
-    def slope(self) -> float:
-        """Left of all bends."""
-        return self.slopes[0]
+    def add(self, op: Op, *inputs: int) -> int:
+        """Append an op; gives the place of its result."""
+        self.steps.append(DecompositionStep(op, inputs))
+        self.shapes.append(op.out_shape)
+        return len(self.shapes) - 1
 
-    @property
-    def bends(self) -> tuple[tuple[float, float], ...]:
-        """`(at, change)` of each: the function is `value + slope z + sum change max(z - at, 0)`, up to rounding."""
-        return tuple((at, b - a) for at, (a, b) in zip(self.ends, pairwise(self.slopes), strict=True))
-
-
-class Activation(Op):
-    """A function applied to each entry. Relaxations choose slopes; `extent` makes any slope sound."""
-
-    out_shape: Shape
-
-    @property
-    def pieces(self) -> Pieces | None:
-        """The function's linear pieces, if it is made of such; the exact certifier branches on them."""
-        return None
-
-    @property
-    def piecewise_linear(self) -> bool:
-        """Whether it is made of linear pieces."""
-        return self.pieces is not None
-
-    @abstractmethod
-    def chord(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """Slope of the line through both ends of the interval; finite gradients when they meet."""
-
-    @abstractmethod
-    def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """CROWN's slopes of the lower and the upper line."""
-
-    @abstractmethod
-    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
-        """Smallest and largest value of `f(z) - slope z` on the interval."""
-
-    def parallel(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Interval]:
-        """The chord's slope, and the extent for it."""
-        slope = self.chord(lower, upper)
-        return slope, self.offset_range(slope, lower, upper)
-
-    @abstractmethod
-    def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """An upper bound of |f| on the interval."""
-
-    def sizes(self, slope: Tensor, given: Interval) -> Tensor:
-        """The sizes of the numbers that `extent` adds up: what its rounding is relative to.
-
-        A slope that is a number of the model's code may be too small for the type.
-        """
-        return self.peak(given.lower, given.upper) + (slope.abs() + torch.finfo(slope.dtype).tiny) * given.magnitude
-
-    def stable(self, given: Interval) -> Tensor | None:
-        """Where the function is straight on the interval, so that a tighter interval changes nothing; None: nowhere."""
-        return None
-
-    def magnitude(self, *inputs: Tensor) -> Tensor:
-        """From the symmetric interval."""
-        return self.peak(-inputs[0], inputs[0])
-
-
-class Arguments(tuple[Any, ...]):
-    """Positional arguments that remember which of them were looked at."""
-
-    def __new__(cls, values: Iterable[Any], read: set[int | str]) -> Arguments:
-        """The values, and where to note the positions."""
-        made = super().__new__(cls, values)
-        made.read = read
-        return made
-
-    read: set[int | str]
-
-    def __getitem__(self, place: Any) -> Any:
-        """One of them or several."""
-        found = super().__getitem__(place)
-        self.read.update(range(*place.indices(len(self))) if isinstance(place, slice) else [place % len(self)])
-        return found
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call in a traced program, with its tensors resolved: what a rule's builder sees.
-
-    It notes in `read` which arguments the builder looks at: one that is not looked at must be at its default.
-    """
-
-    target: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    in_shapes: tuple[Shape, ...]  # of the arguments that are nodes, without the batch
-    out_shape: Shape
-    like: Tensor  # carries the type and device of the weights
-    training: bool = False  # the module that made the call is in training mode
-    read: set[int | str] = field(default_factory=set, compare=False)  # positions and names
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "args", Arguments(tuple(self.args), self.read))
-
-    def get(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument by position or name."""
-        if position < len(self.args):
-            return self.args[position]
-        self.read.add(name)
-        return self.kwargs.get(name, default)
-
-
-class Value:
-    """Stands for a node of the graph among a call's arguments."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-# A rule gives an op, or a recipe of several (see `rules/decomposition.py`).
-Builder = Callable[[Call], Union[Op, "Decomposition"]]
-RULES: dict[str, Builder] = {}
-
-
-AnyBuilder = TypeVar("AnyBuilder", bound=Builder)
-
-
-def rule(*targets: str) -> Callable[[AnyBuilder], AnyBuilder]:
-    """Register the builder of an op for the names that `torch.export` gives it."""
-
-    def register(builder: AnyBuilder) -> AnyBuilder:
-        for target in targets:
-            RULES[target] = builder
-        return builder
-
-    return register
-
-
-def constant_rows(value: Tensor | float, shape: Shape, like: Tensor) -> Tensor:
-    """A constant operand broadcast to `[1, *shape]`."""
-    tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=like.dtype, device=like.device)
-    if not tensor.is_floating_point():
-        tensor = tensor.to(like)
-    if tensor.dim() > len(shape) + 1 or (tensor.dim() == len(shape) + 1 and tensor.shape[0] != 1):
-        raise ValueError(f"a constant of shape {tuple(tensor.shape)} does not fit samples of shape {shape}")
-    if tensor.dim() <= len(shape):
-        tensor = tensor.expand(shape).unsqueeze(0)
-    return tensor.expand(1, *shape)
+    def follow(self, other: Decomposition, *inputs: int) -> int:
+        """Append all steps of another recipe, applied to these places."""
+        places = list(inputs)
+        for op, sources in other.steps:
+            places.append(self.add(op, *(places[i] for i in sources)))
+        return places[-1]

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from polycert.forms import Shape
-from polycert.rules.activation import Relu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul
 from polycert.rules.bilinear import product
-from polycert.rules.decomposition import Decomposition
-from polycert.rules.indexing import Concat, Pick, places_of
-from polycert.rules.op import Call, Op, Value, rule
-from polycert.rules.shape import Reshape
+from polycert.rules.indexing import Concat, Pick, Reshape, places_of
+from polycert.rules.op import Decomposition, Op
+from polycert.rules.piecewise_linear import Relu
+from polycert.rules.registry import Call, Value, rule
+from polycert.rules.s_shaped import Tanh
 
 State = tuple[int | None, int | None]
 

@@ -14,11 +14,13 @@ from polycert.graph.onnx.op_registry import TABLE, Entry, Inputs, constant, entr
 from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
 from polycert.graph.onnx.scale_shift import lowered, raised, shifted
 from polycert.rules import Op
-from polycert.rules.activation import Arctan, Erf, LeakyRelu, Relu, Tanh
 from polycert.rules.affine import Add
 from polycert.rules.bilinear import softmax
-from polycert.rules.decomposition import Decomposition
-from polycert.rules.smooth import Elu, Exp, Gelu, Softplus, Square, TanhGelu
+from polycert.rules.bump import Gelu, TanhGelu
+from polycert.rules.convex import Elu, Exp, Softplus, Square
+from polycert.rules.op import Decomposition
+from polycert.rules.piecewise_linear import LeakyRelu, Relu
+from polycert.rules.s_shaped import Arctan, Erf, Tanh
 
 
 def elementwise(make: Callable[[OnnxCall, Shape], Op | Decomposition]) -> Entry:

@@ -16,13 +16,14 @@ from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
 from polycert.graph.onnx.scale_shift import lowered, raised, ratio, shifted
 from polycert.graph.onnx.shape_ops import permuted
 from polycert.rules import Op
-from polycert.rules.activation import Tanh
 from polycert.rules.affine import Add, MatMul
+from polycert.rules.arithmetic import reduction
 from polycert.rules.bilinear import bilinear, product
-from polycert.rules.decomposition import Decomposition
+from polycert.rules.bump import Silu
+from polycert.rules.convex import Square
 from polycert.rules.maximum import larger
-from polycert.rules.reduce import reduction
-from polycert.rules.smooth import Silu, Square
+from polycert.rules.op import Decomposition
+from polycert.rules.s_shaped import Tanh
 
 
 def _broadcast(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> tuple[Known, Known, Shape]:

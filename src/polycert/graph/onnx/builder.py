@@ -15,9 +15,8 @@ from polycert.graph.graph import Node, append
 from polycert.graph.onnx.constant_folding import ARITHMETIC, FLOAT_TYPES, FOLDS, constant_of, spread
 from polycert.graph.onnx.program import OnnxCall, OnnxProgram, Shape, checked_shape
 from polycert.rules import Op
-from polycert.rules.decomposition import Decomposition
-from polycert.rules.indexing import Pick, places_of
-from polycert.rules.shape import Reshape
+from polycert.rules.indexing import Pick, Reshape, places_of
+from polycert.rules.op import Decomposition
 
 BUDGET = 2**25  # entries of all values that are computed while a file is read
 

@@ -14,10 +14,8 @@ from polycert.graph.onnx.builder import GraphBuilder, OnnxValue
 from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
 from polycert.graph.onnx.program import LARGEST_VALUE, OnnxCall, Shape, checked_shape
 from polycert.graph.onnx.scale_shift import shifted
-from polycert.rules.avg_pool import AvgPool2d
-from polycert.rules.conv2d import Conv2d
-from polycert.rules.conv_transpose import ConvTranspose2d
-from polycert.rules.maximum import PoolWindows, max_pool
+from polycert.rules.conv2d import Conv2d, ConvTranspose2d
+from polycert.rules.pooling import AvgPool2d, PoolWindows, max_pool
 
 Pair = tuple[int, int]
 

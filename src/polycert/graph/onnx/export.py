@@ -13,21 +13,19 @@ import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.graph.graph import Graph, Node
-from polycert.graph.network import Network
+from polycert.graph.graph import Graph, Network, Node
 from polycert.graph.onnx.comparison import agreements
 from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
 from polycert.graph.onnx.program import OnnxProgram, read_program
 from polycert.records.files import whole_file
-from polycert.rules.activation import Arctan, Erf, LeakyRelu, Relu, Tanh
 from polycert.rules.affine import Add, Elementwise, MatMul, Mean
-from polycert.rules.avg_pool import AvgPool2d
-from polycert.rules.conv2d import Conv2d
-from polycert.rules.conv_transpose import ConvTranspose2d
-from polycert.rules.indexing import Concat, Pick
-from polycert.rules.maximum import WindowShift
-from polycert.rules.shape import Permute, Reshape
-from polycert.rules.smooth import Elu, Exp, Gelu, Silu, Softplus, Square, TanhGelu
+from polycert.rules.bump import Gelu, Silu, TanhGelu
+from polycert.rules.conv2d import Conv2d, ConvTranspose2d
+from polycert.rules.convex import Elu, Exp, Softplus, Square
+from polycert.rules.indexing import Concat, Permute, Pick, Reshape
+from polycert.rules.piecewise_linear import LeakyRelu, Relu
+from polycert.rules.pooling import AvgPool2d, WindowShift
+from polycert.rules.s_shaped import Arctan, Erf, Tanh
 
 OPSET = 20
 

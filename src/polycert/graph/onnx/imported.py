@@ -12,8 +12,7 @@ import torch
 
 from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
-from polycert.graph.graph import Graph
-from polycert.graph.network import Network
+from polycert.graph.graph import Graph, Network
 from polycert.graph.onnx.builder import Built, build, inner
 from polycert.graph.onnx.comparison import check_against, check_inside
 from polycert.graph.onnx.onnxruntime_check import OnnxRuntime

@@ -16,8 +16,8 @@ from polycert.errors import PolycertError
 from polycert.graph.onnx.builder import GraphBuilder, OnnxValue
 from polycert.graph.onnx.constant_folding import spread
 from polycert.graph.onnx.program import OnnxCall
-from polycert.rules.activation import Relu
 from polycert.rules.affine import Add, Elementwise
+from polycert.rules.piecewise_linear import Relu
 
 FAR = 2.0**8  # beyond this size, a threshold that is added and subtracted again costs digits of the value
 

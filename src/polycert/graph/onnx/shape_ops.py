@@ -24,8 +24,7 @@ from polycert.graph.onnx.constant_folding import (
 from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
 from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
 from polycert.graph.onnx.scale_shift import shifted
-from polycert.rules.indexing import NOTHING, Concat
-from polycert.rules.shape import Permute
+from polycert.rules.indexing import NOTHING, Concat, Permute
 
 
 @entry("Flatten")

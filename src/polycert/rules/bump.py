@@ -1,0 +1,114 @@
+"""Activations that are convex around 0 and concave further out: GELU and SiLU."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from polycert.rules.activation import SmoothActivation
+from polycert.rules.registry import Call, rule
+from polycert.sets.interval import Interval
+
+SEARCH_STEPS = 40
+
+
+class Bump(SmoothActivation):
+    """Convex in `[-bend, bend]`, concave beyond, and straight further out than `reach` to all digits."""
+
+    bend: float
+    reach: float
+
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+        """At the ends, at a touching point of the convex part, or at one of each concave part."""
+        first, second = self.value(lower) - slope * lower, self.value(upper) - slope * upper
+        low, high = torch.minimum(first, second), torch.maximum(first, second)
+        far = max(self.reach, self.bend)
+        for start, end, sign in ((-far, -self.bend, -1), (-self.bend, self.bend, 1), (self.bend, far, -1)):
+            t, missed, crosses = self._touching(slope, lower.clamp(start, end), upper.clamp(start, end))
+            there = self.value(t) - slope * t
+            if sign > 0:
+                low = torch.where(crosses, torch.minimum(low, there - missed), low)
+            else:
+                high = torch.where(crosses, torch.maximum(high, there + missed), high)
+        return Interval(low, high)
+
+    @torch.no_grad()
+    def _touching(self, slope: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the derivative, monotone between the ends, meets the slope: the point, its error, whether it does."""
+        start, end = self.slope(left) - slope, self.slope(right) - slope
+        crosses = (start * end <= 0) & (left < right)
+        rising = end > start
+        for _ in range(SEARCH_STEPS):
+            middle = (left + right) / 2
+            before = ((self.slope(middle) - slope) < 0) == rising
+            left, right = torch.where(before, middle, left), torch.where(before, right, middle)
+        t = (left + right) / 2
+        return t, (self.slope(t) - slope).abs() * (right - left), crosses
+
+    def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """At most the argument; that large also while it is computed."""
+        return torch.maximum(lower.abs(), upper.abs())
+
+
+class Gelu(Bump):
+    """`z Phi(z)` with the normal distribution function."""
+
+    bend = math.sqrt(2)
+    reach = 12.0
+
+    def value(self, z: Tensor) -> Tensor:
+        """By the complementary error function, which does not cancel on the left."""
+        return 0.5 * z * torch.erfc(-z / math.sqrt(2))
+
+    def slope(self, z: Tensor) -> Tensor:
+        """`Phi(z) + z phi(z)`."""
+        return 0.5 * torch.erfc(-z / math.sqrt(2)) + z * torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+
+
+class TanhGelu(Bump):
+    """The approximation `z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3))) / 2`."""
+
+    bend = 1.418504008791
+    reach = 12.0
+
+    def value(self, z: Tensor) -> Tensor:
+        """As a sigmoid, which does not cancel on the left."""
+        return z * (2 * self._inner(z)).sigmoid()
+
+    def _inner(self, z: Tensor) -> Tensor:
+        return math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
+
+    def slope(self, z: Tensor) -> Tensor:
+        """Product and chain rule; the gate's complement by itself, as a difference would cancel."""
+        twice = 2 * self._inner(z)
+        gate = twice.sigmoid()
+        inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * z * z)
+        return gate + 2 * z * gate * (-twice).sigmoid() * inner
+
+
+class Silu(Bump):
+    """`z sigmoid(z)`."""
+
+    bend = 2.399357280520
+    reach = 45.0
+
+    def value(self, z: Tensor) -> Tensor:
+        """The product."""
+        return z * z.sigmoid()
+
+    def slope(self, z: Tensor) -> Tensor:
+        """Product rule; the gate's complement by itself, as a difference would cancel."""
+        gate = z.sigmoid()
+        return gate * (1 + z * (-z).sigmoid())
+
+
+@rule("aten.gelu.default", "aten.gelu_.default")
+def _gelu(call: Call) -> Bump:
+    return TanhGelu(call.out_shape) if call.get(1, "approximate", "none") == "tanh" else Gelu(call.out_shape)
+
+
+@rule("aten.silu.default", "aten.silu_.default")
+def _silu(call: Call) -> Silu:
+    return Silu(call.out_shape)

@@ -1,0 +1,145 @@
+"""Piecewise linear activations with a kink at 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from polycert.forms import Shape
+from polycert.rules.activation import Activation, Pieces
+from polycert.rules.registry import Call, rule
+from polycert.runtime.autograd import apply
+from polycert.sets.interval import Interval
+from polycert.sets.rounding import Rounding
+
+
+@dataclass(frozen=True, eq=False)
+class LeakyRelu(Activation):
+    """`max(z, 0) + leak * min(z, 0)`. The leak may be negative or above 1."""
+
+    out_shape: Shape
+    leak: float = 0.0
+
+    @property
+    def pieces(self) -> Pieces:
+        """One bend, at 0."""
+        return Pieces(0.0, (self.leak, 1.0), (0.0,))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The value."""
+        return torch.where(inputs[0] >= 0, inputs[0], self.leak * inputs[0])
+
+    def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
+        """Extremes lie at the ends or, for a negative leak, at 0."""
+        lower, upper = inputs[0]
+        low, high = self.forward(lower), self.forward(upper)
+        bottom, top = torch.minimum(low, high), torch.maximum(low, high)
+        if self.leak < 0:
+            bottom = torch.where((lower < 0) & (upper > 0), torch.zeros_like(bottom), bottom)
+        if rounding is None:
+            return Interval(bottom, top)
+        lost = torch.finfo(lower.dtype).tiny * inputs[0].magnitude  # if the leak is too small for the type
+        error = rounding.library(torch.maximum(low.abs(), high.abs()) + lost)
+        return Interval(bottom - error, top + error)
+
+    def chord(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """1 right of the kink, the leak left of it, in between through both ends (Appendix A-A)."""
+        unstable = (lower < 0) & (upper > 0)
+        width = torch.where(unstable, upper - lower, torch.ones_like(upper))
+        middle = torch.where(unstable, (upper - self.leak * lower) / width, torch.full_like(upper, self.leak))
+        return torch.where(lower >= 0, torch.ones_like(upper), middle)
+
+    def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """On the convex side of the kink the slope of the larger half, on the other the chord."""
+        chord = self.chord(lower, upper)
+        steeper = torch.where(upper >= -lower, torch.ones_like(upper), torch.full_like(upper, self.leak))
+        free = torch.where((lower < 0) & (upper > 0), steeper, chord)
+        return (free, chord) if self.leak <= 1 else (chord, free)
+
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+        """`f(z) - slope z` is extreme at the ends or at the kink, where it is 0."""
+        first = self.forward(lower) - slope * lower
+        second = self.forward(upper) - slope * upper
+        low, high = torch.minimum(first, second), torch.maximum(first, second)
+        unstable = (lower < 0) & (upper > 0)
+        return Interval(torch.where(unstable, low.clamp(max=0), low), torch.where(unstable, high.clamp(min=0), high))
+
+    def stable(self, given: Interval) -> Tensor | None:
+        """On one side of the kink."""
+        return (given.lower >= 0) | (given.upper <= 0)
+
+    def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """At one of the ends."""
+        return torch.maximum(self.forward(lower).abs(), self.forward(upper).abs())
+
+
+@dataclass(frozen=True, eq=False)
+class Relu(LeakyRelu):
+    """`max(z, 0)`: most networks' activation, in fewer operations."""
+
+    leak: float = field(default=0.0, init=False)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The value."""
+        return inputs[0].relu()
+
+    def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
+        """Increasing, and exact."""
+        return Interval(*(end.relu() for end in inputs[0]))
+
+    def chord(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Through both ends."""
+        return self.parallel(lower, upper)[0]
+
+    def parallel(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Interval]:
+        """`f(z) - slope z` is 0 at the kink, the lowest, and the same at both ends."""
+        slope, offset = apply(_ReluChord, lower, upper)
+        return slope, Interval(torch.zeros_like(offset), offset)
+
+    def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """At the upper end."""
+        return upper.relu()
+
+
+class _ReluChord(torch.autograd.Function):
+    """Slope and height at 0 of the line through both ends: 1 and 0 right of the kink, 0 and 0 left of it."""
+
+    @staticmethod
+    def forward(ctx: Any, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        below, above = lower.clamp(max=0), upper.clamp(min=0)
+        width = above - below
+        width += width == 0
+        slope = above / width
+        # The same but for rounding, unless the width overflows or the slope underflows: then the larger one holds.
+        offset = torch.maximum((slope * below).neg_(), (1 - slope) * above)
+        ctx.save_for_backward(slope, offset, width)
+        return slope, offset
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_slope: Tensor, by_offset: Tensor) -> tuple[Tensor, Tensor]:
+        slope, offset, width = ctx.saved_tensors
+        straight = offset == 0
+        turn = (by_slope / width).masked_fill_(straight, 0)
+        rise = by_offset.masked_fill(straight, 0)
+        rest = 1 - slope
+        return slope * (turn - slope * rise), rest * (turn + rest * rise)
+
+
+@rule("aten.relu.default", "aten.relu_.default")
+def _relu(call: Call) -> Relu:
+    return Relu(call.out_shape)
+
+
+@rule("aten.leaky_relu.default", "aten.leaky_relu_.default")
+def _leaky_relu(call: Call) -> LeakyRelu:
+    return LeakyRelu(call.out_shape, leak=float(call.get(1, "negative_slope", 0.01)))
+
+
+@rule("aten.abs.default")
+def _abs(call: Call) -> LeakyRelu:
+    return LeakyRelu(call.out_shape, leak=-1.0)

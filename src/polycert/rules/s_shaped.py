@@ -1,0 +1,180 @@
+"""The S-shaped activations: tanh, sigmoid, arctan and the error function."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polycert.forms import Shape
+from polycert.rules.activation import Activation
+from polycert.rules.registry import Call, rule
+from polycert.sets.interval import Interval
+from polycert.sets.rounding import Rounding
+
+SEARCH_STEPS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class SShaped(Activation):
+    """An increasing odd core `s` with `s'(0) = 1`, convex left of 0 and concave right of it, shifted and scaled:
+    `f(z) = shift + outer * s(inner * z)`.
+    """
+
+    out_shape: Shape
+    shift: float = 0.0
+    outer: float = 1.0
+    inner: float = 1.0
+
+    @abstractmethod
+    def core(self, z: Tensor) -> Tensor:
+        """`s(z)`."""
+
+    @abstractmethod
+    def core_slope(self, z: Tensor) -> Tensor:
+        """`s'(z)`."""
+
+    @abstractmethod
+    def tangent(self, slope: Tensor) -> Tensor:
+        """The point t >= 0 with `s'(t) = slope`, for slopes in (0, 1]; stable at both ends (Table 6)."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The value."""
+        return self.shift + self.outer * self.core(self.inner * inputs[0])
+
+    def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
+        """Increasing: the ends, and the library's error."""
+        lower, upper = self.forward(inputs[0].lower), self.forward(inputs[0].upper)
+        if rounding is None:
+            return Interval(lower, upper)
+        error = rounding.library(torch.maximum(lower.abs(), upper.abs()) + abs(self.shift))
+        return Interval(lower - error, upper + error)
+
+    def chord(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Through both ends; the derivative where they meet."""
+        gain = self.outer * self.inner
+        lower, upper = self.inner * lower, self.inner * upper
+        wide = upper - lower > 1e-3
+        width = torch.where(wide, upper - lower, torch.ones_like(upper))
+        slope = (self.core(upper) - self.core(lower)) / width
+        # Close ends cancel: the derivative in the middle is as good there, and `extent` is sound for any slope.
+        return gain * torch.where(wide, slope, self.core_slope((lower + upper) / 2)).clamp(max=1)
+
+    def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """CROWN: the tangent in the middle on the curved side; across 0 the tangent through the far end."""
+        with torch.no_grad():
+            gain = self.outer * self.inner
+            chord = self.chord(lower, upper) / gain
+            lower, upper = self.inner * lower, self.inner * upper
+            middle = self.core_slope((lower + upper) / 2)
+            low = torch.where(upper <= 0, middle, torch.where(lower >= 0, chord, self._through(-upper, -lower, chord)))
+            high = torch.where(lower >= 0, middle, torch.where(upper <= 0, chord, self._through(lower, upper, chord)))
+        return gain * low, gain * high
+
+    def _through(self, far: Tensor, near: Tensor, chord: Tensor) -> Tensor:
+        """Slope of the line through the far end (< 0) that touches the core right of 0; the chord if beyond `near`.
+
+        A bisection, for certification only: it has no gradient.
+        """
+        left, right = torch.zeros_like(near), near.clamp(min=0)
+        for _ in range(SEARCH_STEPS):
+            middle = (left + right) / 2
+            below = self.core_slope(middle) * (middle - far) < self.core(middle) - self.core(far)
+            left, right = torch.where(below, left, middle), torch.where(below, middle, right)
+        beyond = self.core_slope(near) * (near - far) >= self.core(near) - self.core(far)
+        return torch.where(beyond, chord, self.core_slope(right))
+
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+        """Extreme at the ends or at the points `-t`, `t` where the slope touches.
+
+        Touching points carry no gradient of their own: the derivative vanishes there, so `d extent / d slope = -+t`.
+        """
+        slope = slope / (self.outer * self.inner)
+        lower, upper = self.inner * lower, self.inner * upper
+        ends = self.core(lower) - slope * lower, self.core(upper) - slope * upper
+        low, high = torch.minimum(*ends), torch.maximum(*ends)
+        with torch.no_grad():
+            tiny = torch.finfo(slope.dtype).tiny
+            t = self.tangent(slope.clamp(min=tiny, max=1))
+            touches = slope > 0
+            # A touching point wrongly taken for inside only loosens; one wrongly left out would be unsound.
+            margin = 1e-4 * (1 + t)
+        value = self.core(t) - slope * t
+        low = torch.where(touches & (-t > lower - margin) & (-t < upper + margin), torch.minimum(low, -value), low)
+        high = torch.where(touches & (t > lower - margin) & (t < upper + margin), torch.maximum(high, value), high)
+        return Interval(self.shift + self.outer * low, self.shift + self.outer * high)
+
+    def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Increasing: at one of the ends, and never below the shift, which rounding sees."""
+        return torch.maximum(self.forward(lower).abs(), self.forward(upper).abs()).clamp(min=abs(self.shift))
+
+
+class Tanh(SShaped):
+    """`tanh`, and with other constants the sigmoid `1/2 + tanh(z/2) / 2`."""
+
+    def core(self, z: Tensor) -> Tensor:
+        """`tanh z`."""
+        return z.tanh()
+
+    def core_slope(self, z: Tensor) -> Tensor:
+        """`1 / cosh(z)^2`, which does not cancel as `1 - tanh^2` does."""
+        return 1 / torch.cosh(z.clamp(-40, 40)) ** 2
+
+    def tangent(self, slope: Tensor) -> Tensor:
+        """`sinh(t)^2 = (1 - slope) / slope`."""
+        return torch.asinh(((1 - slope) / slope).sqrt())
+
+
+class Erf(SShaped):
+    """The error function, whose derivative at 0 is `2 / sqrt(pi)`: that goes into `outer`."""
+
+    def core(self, z: Tensor) -> Tensor:
+        """`erf(z) sqrt(pi) / 2`."""
+        return torch.erf(z) * (math.sqrt(math.pi) / 2)
+
+    def core_slope(self, z: Tensor) -> Tensor:
+        """`exp(-z^2)`."""
+        return torch.exp(-z * z)
+
+    def tangent(self, slope: Tensor) -> Tensor:
+        """`t^2 = -log(slope)`."""
+        return (-slope.log()).clamp(min=0).sqrt()
+
+
+class Arctan(SShaped):
+    """`arctan`."""
+
+    def core(self, z: Tensor) -> Tensor:
+        """`arctan z`."""
+        return z.arctan()
+
+    def core_slope(self, z: Tensor) -> Tensor:
+        """`1 / (1 + z^2)`."""
+        return 1 / (1 + z * z)
+
+    def tangent(self, slope: Tensor) -> Tensor:
+        """`t^2 = (1 - slope) / slope`."""
+        return ((1 - slope) / slope).sqrt()
+
+
+@rule("aten.tanh.default", "aten.tanh_.default")
+def _tanh(call: Call) -> Tanh:
+    return Tanh(call.out_shape)
+
+
+@rule("aten.sigmoid.default", "aten.sigmoid_.default")
+def _sigmoid(call: Call) -> Tanh:
+    return Tanh(call.out_shape, shift=0.5, outer=0.5, inner=0.5)
+
+
+@rule("aten.atan.default", "aten.arctan.default")
+def _arctan(call: Call) -> Arctan:
+    return Arctan(call.out_shape)
+
+
+@rule("aten.erf.default")
+def _erf(call: Call) -> Erf:
+    return Erf(call.out_shape, outer=2 / math.sqrt(math.pi))
