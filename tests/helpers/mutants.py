@@ -133,7 +133,7 @@ KINDS = (
     Kind("first.vnnlib", _text(FIRST), read_property),
     Kind("second.vnnlib", _text(SECOND), read_property),
     Kind("first.vnnlib.gz", _bytes(gzip.compress(FIRST.encode(), mtime=0)), read_property),
-    Kind("recipe.toml", _text(to_toml(library()["mnist-fc1-linf-fast-c-per"])), lambda path: read_recipe(str(path))),
+    Kind("recipe.toml", _text(to_toml(library()["mnist-fc1-linf-45ep-c-per"])), lambda path: read_recipe(str(path))),
     Kind("record.json", _text(json.dumps(RECORD)), lambda path: gather([path])),
     Kind("metrics.jsonl", _text('{"epoch": 1, "loss": 0.5}\n{"epoch": 2, "loss": [1, 2]}\n'), read_metrics),
     Kind("state.json", _checkpoint, lambda path: RunFolder(path.parent).read()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from polycert import zoo
 from polycert.cli import app
 from polycert.models.architectures import build, fc1
 from polycert.models.model_files import load_module
-from polycert.training import Run, library, make_recipe, prepare, read_recipe, train
+from polycert.training import Run, library, make_recipe, prepare, read_recipe, recipe_library, train
 from polycert.training.augmentation import augmentation
 from polycert.training.batches import TrainingSet, split
 from polycert.training.dead_units import revive_dead_units
@@ -252,6 +253,35 @@ def test_the_library_has_a_valid_recipe_for_every_row_of_the_tables() -> None:
     assert found["mnist-e-linf-0.3-c-per+at"].eps.at(0) == 0.3
 
 
+def test_a_name_has_the_epochs_of_its_recipe() -> None:
+    named = {name: re.search(r"-(\d+)ep(-all)?-", name) for name in library()}
+    found = {name: match for name, match in named.items() if match}
+    assert len(found) > 30
+    for name, match in found.items():
+        recipe = make_recipe(library()[name])
+        assert (recipe.epochs, recipe.validation == 0) == (int(match[1]), bool(match[2])), name
+        assert name.endswith(f"-{recipe.method}")
+
+
+def test_an_installed_wheel_has_one_recipe_per_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_library, "_checkout", lambda: tmp_path)
+    found = {name: make_recipe(values) for name, values in library().items()}
+    assert len({(r.dataset, r.architecture, r.norm, r.target) for r in found.values()}) == len(found) == 6
+    shown = CliRunner().invoke(app, ["train", "mnist-fc1-linf-kw", "--show"])
+    assert shown.exit_code == 2
+    assert "there is no recipe 'mnist-fc1-linf-kw'" in shown.output
+
+
+def test_stored_records_name_recipes_that_there_are() -> None:
+    """What a record says that it was trained by can be typed again."""
+    root = Path(__file__).parents[2]
+    folders = (root / "results", root / "paper" / "results", zoo.registry.home())
+    texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.json")]
+    named = {name for text in texts for name in re.findall(r'polycert train ((?:mnist|cifar10)-[^\s",]+)', text)}
+    assert len(named) > 20
+    assert named <= set(library())
+
+
 def test_every_recipe_of_the_library_is_written_as_it_is_read(tmp_path: Path) -> None:
     """A run's folder holds its recipe, schedules without an end included."""
     file = tmp_path / "recipe.toml"
@@ -398,7 +428,7 @@ def test_a_run_learns_and_leaves_its_files(tmp_path: Path) -> None:
 
 def test_a_run_begins_with_the_weights_that_it_is_told_to(tmp_path: Path) -> None:
     first = trained(tmp_path / "first", epochs=1)
-    for start in (str(first.folder.model), "mnist-fc1-linf-fast-c-per"):
+    for start in (str(first.folder.model), "mnist-fc1-linf-45ep-c-per"):
         begun = prepare(make_recipe(changed(start=start)), tmp_path / "second")
         begun.begin()
         given = load_module(start if start.endswith("safetensors") else zoo.entry(start).path()).module
@@ -495,7 +525,7 @@ def test_idle_units_stay_where_others_stand_between(rest: list[nn.Module]) -> No
     ("start", "words"),
     [
         ("nowhere", "'nowhere' is neither a file nor a model of the zoo"),
-        ("mnist-e-linf-0.3-longer-c-ibp", "has another architecture"),
+        ("mnist-e-linf-0.3-74ep-c-ibp", "has another architecture"),
         (__file__, "cannot be read .*: give a model of the zoo, or a .safetensors"),
     ],
 )

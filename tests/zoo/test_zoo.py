@@ -51,7 +51,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_there_are_models() -> None:
-    assert "mnist-fc1-linf-fast-c-per" in pc.zoo.names()
+    assert "mnist-fc1-linf-45ep-c-per" in pc.zoo.names()
     assert sum(path.stat().st_size for path in registry.home().iterdir()) < 20 * 2**20
 
 
@@ -72,7 +72,7 @@ def test_every_model_is_what_its_record_says(name: str) -> None:
 
 def test_the_first_model_works_as_recorded() -> None:
     """On 500 digits that are not the recorded ones, but near them."""
-    net, record = pc.zoo.load("mnist-fc1-linf-fast-c-per"), pc.zoo.entry("mnist-fc1-linf-fast-c-per").record
+    net, record = pc.zoo.load("mnist-fc1-linf-45ep-c-per"), pc.zoo.entry("mnist-fc1-linf-45ep-c-per").record
     sample = pc.data.load("mnist-sample")
     certs = pc.certify(net, sample.x[:200], sample.y[:200], pc.Ball(eps=record["eps"], low=0.0, high=1.0))
     assert abs(certs.summary()["CRE"] - record["CRE_Lin"]) < 8
@@ -90,8 +90,8 @@ def test_a_damaged_model_is_refused(empty: Path, run_dir: Path) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(pc.PolycertError, match="did you mean 'mnist-fc1-linf-fast-c-per'"):
-        pc.zoo.load("mnist-fc1-linf-fast-cper")
+    with pytest.raises(pc.PolycertError, match="did you mean 'mnist-fc1-linf-45ep-c-per'"):
+        pc.zoo.load("mnist-fc1-linf-45ep-cper")
     with pytest.raises(pc.PolycertError, match="the models are"):
         pc.zoo.load("?")
 
@@ -135,7 +135,7 @@ def test_the_command_lists_and_shows() -> None:
     assert listed.exit_code == 0
     assert all(name in listed.stdout for name in pc.zoo.names())
     assert "…" not in listed.stdout
-    shown = polycert("zoo", "mnist-fc1-linf-fast-c-per")
+    shown = polycert("zoo", "mnist-fc1-linf-45ep-c-per")
     assert shown.exit_code == 0
     assert 'method = "c-per"' in shown.stdout
     assert "CRE_Lin" in shown.stdout

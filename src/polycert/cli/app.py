@@ -68,7 +68,7 @@ COMMANDS = (
         options.TrainOptions,
         "Train a provably robust network by a recipe; a killed run continues with --resume.",
         (
-            "polycert train mnist-fc1-linf-c-per --run-dir runs/fc1",
+            "polycert train mnist-fc1-linf-150ep-all-c-per --run-dir runs/fc1",
             "polycert train my.toml --set epochs=20 --set eps.last=0.105 --run-dir runs/short",
             "polycert train --list",
         ),
@@ -78,7 +78,7 @@ COMMANDS = (
         options.TuneOptions,
         "Try values of a recipe's keys on the validation split, never on the test set; "
         "what is finished is not repeated.",
-        ("polycert tune mnist-fc1-linf-c-per --log gamma=0.1:10:5 --epochs 5 --run-dir runs/tune",),
+        ("polycert tune mnist-fc1-l2-50ep-c-per+at --log gamma=0.1:10:5 --epochs 5 --run-dir runs/tune",),
     ),
     Command(
         "verify",
@@ -121,7 +121,7 @@ COMMANDS = (
         "List the models that come with polycert, or show one's recipe and figures.",
         (
             "polycert zoo",
-            "polycert zoo mnist-fc1-linf-fast-c-per",
+            "polycert zoo mnist-fc1-linf-45ep-c-per",
         ),
     ),
     Command(

@@ -2,6 +2,7 @@
 
 from polycert.training.loop import Run, TrainingProgress, prepare, train
 from polycert.training.recipe import Recipe, make_recipe
-from polycert.training.recipe_files import library, read_recipe
+from polycert.training.recipe_files import read_recipe
+from polycert.training.recipe_library import library
 
 __all__ = ["Recipe", "Run", "TrainingProgress", "library", "make_recipe", "prepare", "read_recipe", "train"]

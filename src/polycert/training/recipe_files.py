@@ -1,24 +1,20 @@
-"""Recipes as TOML: read, inherit, override, write; and those that come with the library."""
+"""Recipes as TOML: read, inherit, override, write."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from polycert.errors import PolycertError
 from polycert.runtime.limits import RECIPE, parse_toml, read_text
 from polycert.training.recipe import Recipe, make_recipe
-
-Values = dict[str, Any]
-METHODS_FILE = "methods"  # what methods take in every setting
+from polycert.training.recipe_library import Values, library, parsed
 
 
 def read_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from a file, or one of the library's by name, with `key=value` overrides.
+    """A recipe from a file, or one that has a name, with `key=value` overrides.
 
     A file may begin with `base = "NAME"`: another recipe whose values it takes over where it gives none itself.
     """
@@ -33,28 +29,6 @@ def with_overrides(values: Values, overrides: Sequence[str]) -> Values:
             raise PolycertError(f"--set needs key=value, got {override!r}")
         values = _put(values, key.strip().split("."), _value(text.strip()))
     return values
-
-
-def library() -> dict[str, Values]:
-    """The recipes that come with the library: every method of every setting, by name `setting-method`."""
-    files = {item.name.removesuffix(".toml"): item for item in _folder().iterdir() if item.name.endswith(".toml")}
-    common = _parse(files.pop(METHODS_FILE).read_text(encoding="utf-8"), METHODS_FILE)["for"]
-    found: dict[str, Values] = {}
-    for name in sorted(files):
-        setting = _setting(files, name)
-        methods, layers = setting.pop("methods"), [*common, *setting.pop("for")]
-        for method in methods:
-            own = [layer for layer in layers if method in layer["methods"]]
-            values = {key: value for layer in (setting, *own) for key, value in layer.items() if key != "methods"}
-            found[f"{name}-{method}"] = {**values, "method": method}
-    return found
-
-
-def _setting(files: dict[str, Traversable], name: str) -> Values:
-    """A setting on top of its base; what both have for single methods is kept in order."""
-    values = _parse(files[name].read_text(encoding="utf-8"), name)
-    base = _setting(files, values.pop("base")) if "base" in values else {}
-    return {**base, **values, "for": [*base.get("for", []), *values.get("for", [])]}
 
 
 def to_toml(values: Values) -> str:
@@ -73,19 +47,12 @@ def _resolve(name: str, seen: tuple[str, ...] = ()) -> Values:
         return known[name]
     if not path.is_file():
         raise PolycertError(f"there is no recipe file {name!r}")
-    values = _parse(read_text(path, RECIPE), path.name)
+    values = parsed(read_text(path, RECIPE), path.name)
     base = values.pop("base", None)
     if base is None:
         return values
     beside = path.parent / str(base)
     return {**_resolve(str(beside) if beside.is_file() else str(base), (*seen, name)), **values}
-
-
-def _parse(text: str, name: str) -> Values:
-    try:
-        return parse_toml(text)
-    except ValueError as error:
-        raise PolycertError(f"{name} is not TOML: {error}") from None
 
 
 def _put(values: Values, keys: list[str], value: Any) -> Values:
@@ -112,7 +79,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_literal, value)) + "]"
     return repr(value) if isinstance(value, float) else json.dumps(value)  # JSON has no word for infinity
-
-
-def _folder() -> Traversable:
-    return resources.files("polycert") / "training" / "recipes"

@@ -40,7 +40,7 @@ class Entry:
     """A model's files: weights, recipe and record.
 
     Examples:
-        >>> entry("mnist-fc1-linf-fast-c-per").record["dataset"]
+        >>> entry("mnist-fc1-linf-45ep-c-per").record["dataset"]
         'mnist'
     """
 
@@ -92,7 +92,7 @@ def load(name: str, *, device: torch.device | str = "cpu") -> Network:
     """A published model by name, its sha256 verified first; `names()` lists them.
 
     Examples:
-        >>> load("mnist-fc1-linf-fast-c-per").input_shape
+        >>> load("mnist-fc1-linf-45ep-c-per").input_shape
         (1, 28, 28)
     """
     found = entry(name)
