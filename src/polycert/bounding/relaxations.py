@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polycert.rules.activation import Activation, Lines
 from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.rounding import Rounding, at_least, at_most
 
 Relaxation = Callable[[Activation, Interval, Rounding | None], Lines]
 
@@ -21,7 +21,7 @@ Relaxation = Callable[[Activation, Interval, Rounding | None], Lines]
 def parallel(activation: Activation, given: Interval, rounding: Rounding | None = None) -> Lines:
     """One slope for both lines, analytic and differentiable."""
     slope, (low, high) = activation.parallel(given.lower, given.upper)
-    return Lines(slope, low, slope, high, _error(activation, slope, given, rounding))
+    return _lines(slope, low, slope, high, _error(activation, slope, given, rounding))
 
 
 def adaptive(activation: Activation, given: Interval, rounding: Rounding | None = None) -> Lines:
@@ -36,7 +36,14 @@ def lines_of(
     low = activation.offset_range(low_slope, given.lower, given.upper).lower
     high = activation.offset_range(high_slope, given.lower, given.upper).upper
     steepest = torch.maximum(low_slope.abs(), high_slope.abs())
-    return Lines(low_slope, low, high_slope, high, _error(activation, steepest, given, rounding))
+    return _lines(low_slope, low, high_slope, high, _error(activation, steepest, given, rounding))
+
+
+def _lines(low_slope: Tensor, low: Tensor, high_slope: Tensor, high: Tensor, error: Tensor | None) -> Lines:
+    """Lines whose offsets may have overflowed: in a rigorous pass those say nothing."""
+    if error is not None:
+        low, high = at_least(low), at_most(high)
+    return Lines(low_slope, low, high_slope, high, error)
 
 
 def _error(activation: Activation, slope: Tensor, given: Interval, rounding: Rounding | None) -> Tensor | None:

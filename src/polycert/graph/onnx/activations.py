@@ -40,9 +40,22 @@ TABLE["Tanh"] = elementwise(lambda call, shape: Tanh(shape))
 TABLE["Sigmoid"] = elementwise(lambda call, shape: Tanh(shape, shift=0.5, outer=0.5, inner=0.5))
 TABLE["Exp"] = elementwise(lambda call, shape: Exp(shape))
 TABLE["Softplus"] = elementwise(lambda call, shape: Softplus(shape))
-TABLE["Gelu"] = elementwise(lambda call, shape: (TanhGelu if call.get("approximate") == "tanh" else Gelu)(shape))
 TABLE["Erf"] = elementwise(lambda call, shape: Erf(shape, outer=2 / math.sqrt(math.pi)))
 TABLE["Atan"] = elementwise(lambda call, shape: Arctan(shape))
+
+
+@entry("Gelu")
+def _gelu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
+    """By tanh only in float32: what ONNX defines has constants of that type, which differ in double precision."""
+    x = variable(call, inputs[0])
+    shape = b.nodes[x.index].shape
+    if call.get("approximate") != "tanh":
+        return b.put(call, Gelu(shape), x.shape, x)
+    if b.program.input_type is np.float64:
+        raise PolycertError(
+            f"{call} is defined with constants in float32, which is not the function in double precision"
+        )
+    return b.put(call, TanhGelu(shape), x.shape, x)
 
 
 @entry("Identity")
