@@ -137,3 +137,15 @@ def test_a_shift_that_was_computed_stays_undecided() -> None:
         else:
             with pytest.raises(Undecided):
                 exact.outputs(torch.zeros(2))
+
+
+@pytest.mark.parametrize("norm", [1.5, 3.0, 7.0])
+def test_coefficients_below_all_that_float64_holds_keep_their_norm(norm: float) -> None:
+    """Two layers whose product is 1e-360: the least value on the ball is a tenth of its size below 0."""
+    module = nn.Sequential(nn.Linear(3, 1, bias=False), nn.Linear(1, 2, bias=False)).double()
+    with torch.no_grad():
+        module[0].weight.fill_(1e-180)
+        module[1].weight.copy_(torch.tensor([[1e-180], [0.0]], dtype=torch.float64))
+    sample = torch.full((1, 3), 0.9 * 3 ** (-1 / norm), dtype=torch.float64)
+    assert pc.verify(module, sample, torch.tensor([0]), pc.Ball(norm, 1.0), timeout=5).status[0] != "robust"
+    assert pc.verify(module, sample * 1.3, torch.tensor([0]), pc.Ball(norm, 1.0), timeout=5).status[0] == "robust"

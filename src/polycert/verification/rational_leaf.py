@@ -207,8 +207,13 @@ def _larger(value: Fraction, prices: Sequence[Fraction], eps: Fraction, norm: fl
         return value > eps * max(prices)
     if norm == 2:
         return value > 0 and value**2 > eps**2 * sum(price**2 for price in prices)
-    size = float(power_norm(torch.tensor([_float(price) for price in prices], dtype=torch.float64), norm / (norm - 1)))
-    return math.isfinite(size) and value > eps * Fraction(size) * SAFETY
+    top = max(prices)
+    if top == 0:
+        return value > 0
+    # In units of the largest: the prices themselves may be below all that float64 can hold.
+    shares = torch.tensor([float(price / top) for price in prices], dtype=torch.float64)
+    size = float(power_norm(shares, norm / (norm - 1)))
+    return math.isfinite(size) and value > eps * top * Fraction(size) * SAFETY
 
 
 def exact_box(region: Region) -> list[tuple[Fraction, Fraction]]:
