@@ -1,6 +1,6 @@
 """How the cost of bounds and training steps grows with samples, width and depth: measured exponents and a plot.
 
-Usage: python benchmarks/growth.py [--small] [--out results/table5/growth.json] [--plot docs/images/growth.png]
+Usage: python benchmarks/growth.py [--small] [--out paper/results/table5/growth.json] [--plot docs/images/growth.png]
 
 Random ReLU networks on 784 inputs, one thread, CPU time, `rigorous=False`. An exponent is the slope of a line through
 the logarithms of the last three points. `--out` writes what `polycert reproduce table5` reads, after every method; what

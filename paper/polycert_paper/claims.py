@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from polycert.report.comparisons import difference, has, method_of, pairs, settings, subsample_line, subsampled, value
 from polycert.report.runs import ReportedModel, flag
+from polycert_paper.comparisons import difference, has, method_of, pairs, settings, subsample_line, subsampled, value
 
 ENOUGH = 1000  # samples from which a share is judged
 HOLDS, PARTLY, FAILS, OPEN = "holds", "holds in part", "does not hold", "not measured yet"

@@ -10,7 +10,7 @@ from polycert.cli.exit_status import BadUsage, tell, usage
 from polycert.cli.options import ReproduceOptions
 from polycert.cli.progress import progress_bar
 from polycert_paper import TABLES, document, measure
-from polycert_paper.stored_records import Store
+from polycert_paper.stored_records import RECORDS, Store
 from polycert_paper.table_writers import listed, markdown
 
 
@@ -22,7 +22,7 @@ def reproduce_command(options: ReproduceOptions) -> None:
         _add(options, options.add)
         return
     _check_folders(options)
-    made = document.make(options.name, Store(options.records))
+    made = document.make(options.name, Store(options.records or RECORDS))
     if options.out is None:
         text = "\n".join(markdown(table, listed) for table in made.tables)
         Console(highlight=False, soft_wrap=True, markup=False).print(text, end="")
@@ -35,7 +35,7 @@ def reproduce_command(options: ReproduceOptions) -> None:
 
 
 def _check_folders(options: ReproduceOptions) -> None:
-    if not options.records.is_dir():
+    if options.records is not None and not options.records.is_dir():
         raise BadUsage(f"--records: there is no folder {str(options.records)!r}")
     if options.out is None and options.name not in TABLES:
         raise BadUsage(f"{options.name} needs --out DIR, a folder for the pictures")
@@ -67,5 +67,5 @@ def _add(options: ReproduceOptions, model: Path) -> None:
             bar.update(bar.task_ids[0], description="searching", completed=done, total=total)
 
         ask = measure.Ask(options.limit, options.index, options.data_dir, options.threads or 1, advance)
-        target = measure.add(options.name, model, options.records, ask)
+        target = measure.add(options.name, model, options.records or RECORDS, ask)
     Console(highlight=False).print(str(target), soft_wrap=True, markup=False)

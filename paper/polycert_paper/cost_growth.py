@@ -8,7 +8,7 @@ from polycert_paper import printed_figures
 from polycert_paper.stored_records import Store
 from polycert_paper.table import Missing, Table, TableCell, TableColumn, TableLine, compared, rounded
 
-FOLDER, COMMAND = "table5", "python benchmarks/growth.py --out results/table5/growth.json"
+FOLDER, COMMAND = "table5", "python benchmarks/growth.py --out paper/results/table5/growth.json"
 NOTES = (
     "Exponents of the CPU time in the number of samples, the units n of a hidden layer and the number N of hidden "
     "layers; the paper counts operations in N, n and the input's size m. In brackets: measured minus counted. "

@@ -118,7 +118,7 @@ class _Row:
         # A record of the main table holds the search as well: one evaluation serves both.
         main = LAYOUTS[self.layout.folders[-1]]
         exact = ("--exact inf",) if "CRE_exact" in main.figures else ()
-        evaluate = self.setting.evaluate(self.name, f"results/{main.name}/{self.name}.json", *exact)
+        evaluate = self.setting.evaluate(self.name, f"paper/results/{main.name}/{self.name}.json", *exact)
         command = evaluate if self.own is not None else f"{self.setting.train(self.method)} && {evaluate}"
         return [Missing(self.name, command)]
 

@@ -13,6 +13,7 @@ from polycert.errors import PolycertError
 from polycert.runtime.limits import parse_json, read_text
 from polycert_paper.settings import Setting
 
+RECORDS = Path(__file__).parents[1] / "results"  # of a checkout
 RELEASED = "released"
 Pair = tuple[float, float]
 

@@ -344,13 +344,15 @@ def test_missing_rows_say_what_makes_them(records: Path) -> None:
     missing = {item.what: item.command for item in table.missing}
     assert len(missing) == 32  # all but KW, whose record is complete
     assert missing["cifar10-cnn-linf-ibp"] == (
-        "polycert train cifar10-cnn-linf-ibp --run-dir runs/cifar10-cnn-linf-ibp && mkdir -p results/table1 && "
+        "polycert train cifar10-cnn-linf-ibp --run-dir runs/cifar10-cnn-linf-ibp && mkdir -p paper/results/table1 && "
         "polycert evaluate runs/cifar10-cnn-linf-ibp/model.safetensors --dataset cifar10 --norm inf --eps 2/255 "
-        "--exact inf --out results/table1/cifar10-cnn-linf-ibp.json"
+        "--exact inf --out paper/results/table1/cifar10-cnn-linf-ibp.json"
     )
     put(records, "table1/mnist-fc1-linf-at", **FC1, method="at", CTE=1.42)
     again = {item.what: item.command for item in TABLES["table1"](Store(records)).missing}
-    assert again["mnist-fc1-linf-at"].startswith("mkdir -p results/table1 && polycert evaluate runs/mnist-fc1-linf-at/")
+    assert again["mnist-fc1-linf-at"].startswith(
+        "mkdir -p paper/results/table1 && polycert evaluate runs/mnist-fc1-linf-at/"
+    )
 
 
 def test_growth_beside_the_papers_count(records: Path) -> None:
@@ -359,7 +361,9 @@ def test_growth_beside_the_papers_count(records: Path) -> None:
     assert crown["paper, counted"]["operations"] == TableCell("O(N^2 n^3)")
     assert crown["ours, measured"]["width n"] == TableCell("2.50", "-0.50")
     assert crown["ours, measured"]["depth N"] == TableCell("2.00", "0.00")
-    assert [item.command for item in table.missing] == ["python benchmarks/growth.py --out results/table5/growth.json"]
+    assert [item.command for item in table.missing] == [
+        "python benchmarks/growth.py --out paper/results/table5/growth.json"
+    ]
 
 
 def test_touching_points_touch() -> None:
@@ -485,7 +489,7 @@ def test_markdown_tables_are_even(records: Path, name: str) -> None:
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything from the committed records."""
     folder = tmp_path_factory.mktemp("drawn")
-    write("all", Store(ROOT / "results"), folder)
+    write("all", Store(ROOT / "paper" / "results"), folder)
     return folder
 
 
@@ -495,7 +499,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_regenerating_changes_nothing(drawn: Path) -> None:
     before = contents(drawn)
-    write("all", Store(ROOT / "results"), drawn)
+    write("all", Store(ROOT / "paper" / "results"), drawn)
     assert contents(drawn) == before
 
 
@@ -545,7 +549,7 @@ def test_missing_gammas(records: Path) -> None:
     missing = [item.command for item in FIGURES["figure4"](Store(records)).missing]
     assert len(missing) == 5
     assert (
-        "--set gamma=0.3 --run-dir runs/figure4-gamma-0.3 && mkdir -p results/figure4 && polycert evaluate"
+        "--set gamma=0.3 --run-dir runs/figure4-gamma-0.3 && mkdir -p paper/results/figure4 && polycert evaluate"
         in "".join(missing)
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from polycert.report import write_report
+from polycert_paper.claims_page import claims_part
 from tests.helpers.browser import Browser, find_chromium
 from tests.helpers.report_files import EPS, record, samples, write_evaluation, write_training
 
@@ -41,7 +42,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bare = record(model="without samples", CTE=1.25, clean_half={"CTE": 1.5})
     (folder / "bare.json").write_text(json.dumps(bare), encoding="utf-8")
     write_training(folder / "unfinished")
-    write_report([run, folder / "bare.json", folder / "unfinished"], folder / "report.html")
+    write_report([run, folder / "bare.json", folder / "unfinished"], folder / "report.html", [claims_part])
     return folder / "report.html"
 
 

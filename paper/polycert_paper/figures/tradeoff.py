@@ -91,4 +91,4 @@ def _draw(sweep: list[tuple[float, Record]], name: str, clean: float, certified:
 def _missing(setting: Setting, gamma: str) -> Missing:
     run = f"{FOLDER}-gamma-{gamma}"
     train = setting.train(METHOD, f"--set gamma={gamma}", run=run)
-    return Missing(run, f"{train} && {setting.evaluate(run, f'results/{FOLDER}/{PREFIX}{gamma}.json')}")
+    return Missing(run, f"{train} && {setting.evaluate(run, f'paper/results/{FOLDER}/{PREFIX}{gamma}.json')}")

@@ -103,7 +103,7 @@ COMMANDS = (
         "Write one self-contained HTML page about models: figures, charts, pictures, samples, the paper's claims.",
         (
             "polycert report runs/fc1 --out report.html",
-            "polycert report results/table1 runs/fc1/evaluation.json --out all.html",
+            "polycert report runs/kw runs/fc1/evaluation.json --out all.html",
         ),
     ),
     Command(
@@ -131,7 +131,7 @@ COMMANDS = (
         "what is missing says what makes it.",
         (
             "polycert reproduce table1",
-            "polycert reproduce all --records results --out docs",
+            "polycert reproduce all --out docs",
             "polycert reproduce figure5 --add runs/cifar/model.safetensors --limit 1000",
         ),
     ),

@@ -191,6 +191,9 @@ class ReportOptions(OutputOptions):
         ),
     ]
     out: Annotated[Path, running(metavar="FILE", help="The page to write: .html.")] = Path("report.html")
+    paper: Annotated[
+        bool, about_question("--paper", help="Check the paper's claims on the records, on a page of their own.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +360,10 @@ class ReproduceOptions(OutputOptions):
         str,
         typer.Argument(metavar="NAME", help="table1 to table10, trained, figure1 to figure9, all.", show_default=False),
     ]
-    records: Annotated[Path, about_question(metavar="DIR", help="Where the records are.")] = Path("results")
+    records: Annotated[
+        Path | None,
+        about_question(metavar="DIR", help="Where the records are (default: paper/results).", show_default=False),
+    ] = None
     out: Annotated[
         Path | None,
         running(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polycert.cli.exit_status import tell, usage
 from polycert.cli.options import ReportOptions
+from polycert.cli.paper import paper_module
 from polycert.report import write_report
 from polycert.report.page import check_page
 
@@ -12,7 +13,8 @@ def report_command(options: ReportOptions) -> None:
     """Read the records, write the page."""
     with usage():
         check_page(options.out)
-    runs = write_report(options.runs, options.out)
+    parts = [paper_module("claims_page").claims_part] if options.paper else []
+    runs = write_report(options.runs, options.out, parts)
     if not options.quiet:
         size = options.out.stat().st_size / 1e6
         samples = sum(0 if run.samples is None else len(run.samples) for run in runs)

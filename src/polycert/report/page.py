@@ -5,17 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from polycert.errors import PolycertError
 from polycert.records.files import check_place, whole_file
-from polycert.report.claims import CLAIMS
 from polycert.report.headline import cards, contradictions, headline, shares
 from polycert.report.packed_columns import STATUSES, pack_samples
 from polycert.report.records_table import table
@@ -27,11 +26,28 @@ CURVES = ("epoch", "loss", "eps", "lr", "validation_CTE", "validation_CRE")
 FACTS = ("dataset", "architecture", "activation", "method", "norm", "eps", "n", "seed", "version")
 
 
-def write_report(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> list[ReportedModel]:
-    """Write the report on records, run folders and folders of either, whole or not at all; returns the runs in it."""
+class PagePart(NamedTuple):
+    """A further part of the page, behind a tab of its own: its `id`, title, content and style."""
+
+    name: str
+    title: str
+    content: Markup
+    style: str = ""
+
+
+MakePart = Callable[[Sequence[ReportedModel]], PagePart]
+
+
+def write_report(
+    paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str], parts: Iterable[MakePart] = ()
+) -> list[ReportedModel]:
+    """Write the report on records, run folders and folders of either, whole or not at all; returns the runs in it.
+
+    Each of `parts` makes a further part of the page from the runs.
+    """
     target = check_page(out)
     runs = gather(Path(path) for path in paths)
-    text = render(runs)
+    text = render(runs, [part(runs) for part in parts])
     with whole_file(target) as name:
         name.write_text(text, encoding="utf-8")
     return runs
@@ -45,18 +61,18 @@ def check_page(out: str | os.PathLike[str]) -> Path:
     return check_place(target)
 
 
-def render(runs: list[ReportedModel]) -> str:
+def render(runs: list[ReportedModel], parts: Sequence[PagePart] = ()) -> str:
     """The page as text."""
     from polycert import __version__
 
-    style = _asset("page.css")
+    style = "\n".join([_asset("page.css"), *(part.style for part in parts)])
     script = '"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS)
     shown = [run for run in runs if run.about_model] or runs
     columns, rows = table(shown)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":"), "allow_nan": False}
     return environment.from_string(_asset("page.html")).render(
-        style=Markup(style),  # the package's own files: the only text that is not escaped
+        style=Markup(style),  # style, script and parts are our own text: all other text is escaped
         script=Markup(script),
         style_hash=_hash(style),
         script_hash=_hash(script),
@@ -64,8 +80,7 @@ def render(runs: list[ReportedModel]) -> str:
         rows=rows,
         titles=_titles(shown),
         count=len(runs),
-        claims=[(claim, claim.judge(runs)) for claim in CLAIMS],
-        commands=_commands,
+        parts=parts,
         models=[model(run) for run in shown],
         statuses=STATUSES,
         version=__version__,
@@ -76,12 +91,6 @@ def _titles(runs: list[ReportedModel]) -> list[str]:
     """Names to choose from; with the path where several have the same."""
     names = [run.name for run in runs]
     return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.path})" for run in runs]
-
-
-def _commands(text: str) -> Markup:
-    """Text with what stands between backticks as code."""
-    parts = text.split("`")
-    return Markup("").join(Markup("<code>{}</code>").format(part) if k % 2 else part for k, part in enumerate(parts))
 
 
 def model(run: ReportedModel) -> dict[str, Any]:

@@ -56,8 +56,9 @@ function startTabs() {
       open(next);
     });
   });
+  if (!tabs.length) return showCharts(DATA.models[current]);
   $(".tabs").hidden = false;
-  open(location.hash === "#claims" ? tabs[1] : tabs[0]);
+  open(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) || tabs[0]);
 }
 
 // The browser's wish counts until the reader chooses; a page from a file may not be allowed to remember.
