@@ -21,7 +21,7 @@ import torch
 
 import polycert as pc
 from polycert.bounding.chunking import batch_size_for
-from polycert.certification.verdict import Certifier
+from polycert.certification.certify import Certifier
 from polycert.models.architectures import build, cnn, fc1
 
 SHAPE = (1, 28, 28)

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 import polycert as pc
 from polycert.bounding.relaxations import parallel
+from polycert.certification.certify import verdict_of
 from polycert.certification.envelope import Envelope
-from polycert.certification.verdict import verdict_of
 from polycert.exact import Specification, Verdict, decide
 from polycert.forms import Dense
 from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.ball import Region
 from polycert.sets.geometry import least_norm
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Interval, Rounding
 from polycert.verification.beta_crown import Ascent
 from polycert.verification.branch_and_bound import BranchAndBound
 from polycert.verification.budget import Budget

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import polycert as pc
+from polycert.certification.certify import verdict_of
 from polycert.certification.radius import STRATEGIES
-from polycert.certification.verdict import verdict_of
 from polycert.cli import app
 from polycert.models.architectures import build
 

@@ -21,8 +21,7 @@ from polycert.forms import Dense
 from polycert.rules import Activation, Lines
 from polycert.rules.piecewise_linear import LeakyRelu, Relu
 from polycert.rules.s_shaped import Arctan, Tanh
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import LIBRARY_ULPS, Rounding, difference_up, number_up, round_down, round_up
+from polycert.sets.interval import LIBRARY_ULPS, Interval, Rounding, difference_up, number_up, round_down, round_up
 from tests.helpers.cases import CASES, EPS, NORMS, PAIRS, Case, ball, fresh, in_double, inputs, ready
 from tests.helpers.solvers import exact_values
 

@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 import polycert as pc
 from polycert.bounding.backward import LOWER
-from polycert.bounding.methods import get_method, passes
-from polycert.bounding.precision import error_model, full_precision, longest_sum, plain_products
+from polycert.bounding.methods import error_model, get_method, longest_sum, passes
+from polycert.certification.certify import SECOND_LOOK, verdict_of
 from polycert.certification.envelope import Envelope
-from polycert.certification.verdict import SECOND_LOOK, verdict_of
 from polycert.exact import Specification
 from polycert.forms import Dense
 from polycert.rules.affine import MatMul
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import LIBRARY_ULPS, Rounding
+from polycert.runtime.execution import full_precision, plain_products
+from polycert.sets.interval import LIBRARY_ULPS, Interval, Rounding
 from polycert.verification.dual_bound import OFF, ON, DualObjective, multipliers, proved_bound
 from polycert.verification.journal import JournalEntry
 from polycert.verification.reduced_problem import reduce

@@ -29,7 +29,7 @@ from polycert.evaluation.settings import EvaluationSettings, make_question, usua
 from polycert.evaluation.table_row import normal, wilson
 from polycert.models.architectures import ARCHITECTURES, build, fc1
 from polycert.records.evaluation import COLUMNS
-from polycert.runtime.distributed import Processes
+from polycert.runtime.execution import Processes
 from polycert.training.recipe_files import read_recipe, to_toml
 from tests.runtime.test_distributed import RECIPE, twice
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polycert.forms.dense import rows_abs_dot, rows_dot
+from polycert.forms.form import rows_abs_dot, rows_dot
 from tests.helpers.gradients import assert_same
 
 

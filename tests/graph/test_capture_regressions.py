@@ -18,8 +18,7 @@ from polycert.graph.arguments import check_read
 from polycert.rules import RULES, Call, Value
 from polycert.rules.convex import Softplus
 from polycert.rules.piecewise_linear import LeakyRelu
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Interval, Rounding
 from tests.helpers.cases import Fn
 
 FAR = 1e30  # no sample reaches it

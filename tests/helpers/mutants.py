@@ -35,7 +35,7 @@ from polycert.errors import LONGEST
 from polycert.models.model_files import read_weights
 from polycert.report.runs import gather, read_samples
 from polycert.runtime import limits
-from polycert.runtime.npz import read_arrays
+from polycert.runtime.limits import read_arrays
 from polycert.training import library, read_recipe
 from polycert.training.metrics import read_metrics
 from polycert.training.recipe_files import to_toml

@@ -15,7 +15,7 @@ from mpmath import mpf
 import polycert as pc
 from polycert.forms import Dense
 from polycert.sets.geometry import largest_drop, least_norm
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Rounding
 from tests.hunt import drawing
 from tests.hunt.kind import claimed
 from tests.hunt.numbers import TYPES, nasty, put, rounded, scale, simplified, take, tensor

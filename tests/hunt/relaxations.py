@@ -12,8 +12,7 @@ from mpmath import mpf
 
 from polycert.bounding.relaxations import adaptive, lines_of, parallel
 from polycert.rules import Activation, bump, convex, piecewise_linear, s_shaped
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Interval, Rounding
 from tests.hunt.kind import claimed, note
 from tests.hunt.numbers import ENDS, TYPES, nasty, put, rounded, scale, simplified, take, tensor
 from tests.hunt.oracle import ELEMENTWISE, LARGEST, Array, TooFarError, elementwise, exact, leaky, precise

@@ -18,8 +18,7 @@ from polycert.rules.piecewise_linear import LeakyRelu, Relu
 from polycert.rules.s_shaped import SShaped
 from polycert.sets import geometry
 from polycert.sets.ball import Region
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Interval, Rounding
 from tests.hunt.kind import Kind
 from tests.hunt.kinds import by_name
 from tests.hunt.outcome import Outcome, case_of, try_case

@@ -16,7 +16,7 @@ from polycert.evaluation import measurements
 from polycert.graph import fingerprint
 from polycert.graph.onnx import arithmetic, conv_pool, imported
 from polycert.graph.onnx.all_ops import TABLE
-from polycert.runtime.npz import read_arrays
+from polycert.runtime.limits import read_arrays
 from polycert.verification import checksummed_lines
 from polycert.verification.vnnlib import PropertyVerdict, constraints, property
 from tests.helpers.mutants import FIRST

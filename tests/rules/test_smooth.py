@@ -14,8 +14,7 @@ from polycert.rules.activation import SmoothActivation
 from polycert.rules.bump import Gelu, Silu, TanhGelu
 from polycert.rules.convex import Elu, Exp, Reciprocal, Softplus, Square
 from polycert.rules.s_shaped import Erf
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Interval, Rounding
 
 F32, F64 = torch.float32, torch.float64
 CURVES: list[type[SmoothActivation]] = [Exp, Softplus, Square, Elu, Reciprocal, Gelu, TanhGelu, Silu]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import polycert as pc
 from polycert.models.architectures import build, fc1
-from polycert.runtime.distributed import Processes, own_device
+from polycert.runtime.execution import Processes, own_device
 from polycert.training import make_recipe, prepare, train
 from polycert.training.recipe_files import to_toml
 

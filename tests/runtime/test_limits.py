@@ -31,7 +31,7 @@ from polycert import data
 from polycert.data.sources import SourceError, _unpack_flat
 from polycert.errors import LONGEST
 from polycert.runtime import limits
-from polycert.runtime.npz import read_arrays
+from polycert.runtime.limits import read_arrays
 from polycert.verification.vnnlib import read_property
 from polycert.verification.vnnlib.constraints import term
 from polycert.verification.vnnlib.reader import parse_property

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import polycert as pc
-from polycert.bounding.precision import plain_products
-from polycert.runtime.threads import over_batches
+from polycert.runtime.execution import over_batches, plain_products
 
 
 @pytest.mark.parametrize("threads", [1, 3])

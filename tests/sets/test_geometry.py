@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polycert.sets import geometry
 from polycert.sets.geometry import dual_norm, largest_drop, least_norm, power_norm, signed_powers
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Rounding
 from tests.helpers.solvers import bisected_norm, drop_of, exact_drop, norm_of, slsqp_norm
 
 F32, F64 = torch.float32, torch.float64

@@ -21,7 +21,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import polycert as pc
-from polycert.bounding.precision import error_model
+from polycert.bounding.methods import error_model
 from polycert.cli import app
 from polycert.graph.onnx import OnnxNetwork
 from polycert.verification.input_split import Boxes, InputSplitting, Rows

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from polycert.bounding.backward import LOWER, Bound, Pass, backward
-from polycert.bounding.line_offsets import LineOffsets
-from polycert.bounding.relaxations import lines_of
+from polycert.bounding.relaxations import LineOffsets, lines_of
 from polycert.forms import Dense, Form
 from polycert.rules import Activation, Lines
 from polycert.sets.interval import Interval

@@ -17,14 +17,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from polycert.bounding.chunking import Chunk, chunks, row_width
-from polycert.bounding.line_offsets import LineOffsets
-from polycert.bounding.relaxations import Relaxation
+from polycert.bounding.relaxations import LineOffsets, Relaxation
 from polycert.forms import Form, Identity, Selected
 from polycert.graph import Graph, Node
 from polycert.rules import Linear, Lines
 from polycert.sets.ball import Region
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding, at_least, at_most
+from polycert.sets.interval import Interval, Rounding, at_least, at_most
 
 LOWER, UPPER = -1, 1
 FEW_ROWS = 1 / 2  # of a layer's rows are open: above this share, all of them at once cost less than the chosen ones

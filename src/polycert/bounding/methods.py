@@ -9,12 +9,18 @@ A method is a pair: where the bounds of the hidden layers come from, and how the
 | `crown`     | pulled back to the input, each   | pulled back (Appendix A-B) |
 | `crown-ibp` | intervals, layer by layer        | pulled back |
 | `alpha-crown` | as `crown`                     | pulled back, each row with slopes optimised for it |
+
+A proof by any of them rests on the arithmetic that `provable` and `error_model` choose for a graph.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from polycert.bounding.alpha_crown import final_by_alpha
 from polycert.bounding.backward import (
@@ -32,10 +38,11 @@ from polycert.bounding.forward import ForwardPass, final_by_forward
 from polycert.bounding.relaxations import RELAXATIONS, Relaxation, parallel
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Form
-from polycert.graph import Graph
+from polycert.graph import Graph, Network
+from polycert.rules import Affine
+from polycert.runtime.execution import flushes, full_precision
 from polycert.sets.ball import Region
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Interval, Rounding, holds
 
 
 def pre_activation_by_interval(run: Pass, index: int) -> Interval:
@@ -121,3 +128,40 @@ def passes(graph: Graph, region: Region, method: str, relaxation: str, rounding:
     chosen = get_method(method)
     keep_freed_blocks()
     return [chosen.run(graph, region, one, chosen.hidden, rounding) for one in get_relaxations(relaxation, method)]
+
+
+def provable(net: Network, graph: Graph) -> Graph:
+    """The graph itself if its type can carry a proof, else the same in float64; refuses what float64 cannot mend."""
+    if graph.computed:
+        raise PolycertError(
+            f"rigorous bounds need stored weights, but the model computes some (node '{graph.computed[0]}'): "
+            "fold them into parameters, or use rigorous=False"
+        )
+    if flushes():
+        raise PolycertError(
+            "rigorous bounds need subnormal numbers, but this thread takes them for 0: "
+            "call torch.set_flush_denormal(False) first, or use rigorous=False"
+        )
+    fits = not graph.narrowed and error_model(graph).usable(longest_sum(graph)) and full_precision(graph.device)
+    return graph if fits or graph.dtype == torch.float64 else net.bind(torch.float64)
+
+
+def error_model(graph: Graph) -> Rounding:
+    """Rounding in a pass over the graph."""
+    return Rounding(graph.dtype, 4 * len(graph.nodes) + 16)
+
+
+def longest_sum(graph: Graph) -> int:
+    """The most terms in any sum of a pass over the graph."""
+    sizes = [math.prod(node.shape) for node in graph.nodes]
+    terms = [max(op.terms) for op in graph.linear.values() if isinstance(op, Affine)]
+    return max([*sizes, *terms, 1])
+
+
+def live_graph(network: Network, inputs: Tensor, rigorous: bool) -> Graph:
+    """The graph for one call: live under gradients, in a type that can carry a proof if one is asked for."""
+    graph = network.trainable() if torch.is_grad_enabled() else network.bind()
+    if not rigorous:
+        return graph
+    proof = provable(network, graph)
+    return proof if holds(proof.dtype, inputs) else network.bind(torch.float64)

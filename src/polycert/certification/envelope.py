@@ -13,11 +13,11 @@ from polycert.bounding.backward import LOWER, Bound
 from polycert.bounding.methods import get_method, passes
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Differences, Form
-from polycert.forms.dense import rows_dot
+from polycert.forms.form import rows_dot
 from polycert.graph import Graph
 from polycert.sets.ball import Region
 from polycert.sets.geometry import dual_norm, least_norm
-from polycert.sets.rounding import Rounding, at_least
+from polycert.sets.interval import Rounding, at_least
 
 # A finite stand-in for "infinitely far" in signed distances, beyond any hinge.
 FAR = 1e6

@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from polycert.bounding.chunking import batch_size_for
 from polycert.bounding.methods import get_method, get_relaxations
-from polycert.bounding.precision import plain_products
+from polycert.certification.certify import BatchVerdict, Certifier
 from polycert.certification.envelope import classes_of
-from polycert.certification.verdict import BatchVerdict, Certifier
 from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
 from polycert.records.radii import Radii
-from polycert.runtime.threads import Progress, over_batches
+from polycert.runtime.execution import Progress, over_batches, plain_products
 from polycert.sets.ball import Array, Ball, Minimum, Region
 
 MAX_EVALUATIONS = 100

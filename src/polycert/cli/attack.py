@@ -20,7 +20,7 @@ from polycert.cli.progress import Advance, in_slices, progress_bar
 from polycert.cli.samples import plan, prepare
 from polycert.graph.inputs import as_labels
 from polycert.records.files import check_output, whole_file
-from polycert.runtime.distributed import processes
+from polycert.runtime.execution import processes
 from polycert.sets.ball import Ball, norm_text
 
 

@@ -21,7 +21,7 @@ from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
 from polycert.evaluation.settings import EvaluationSettings, make_question, usual_upper
 from polycert.records.evaluation import Evaluation, check_record
-from polycert.runtime.distributed import processes
+from polycert.runtime.execution import processes
 from polycert.sets.ball import Ball, Minimum
 
 SILENT = ("out", "quiet", "debug", "device", "threads", "batch_size", "memory", "workers", "data_dir")

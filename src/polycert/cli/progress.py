@@ -20,7 +20,7 @@ from rich.progress import (
 from torch import Tensor
 
 from polycert.cli.samples import CheckedSamples
-from polycert.runtime.distributed import Processes
+from polycert.runtime.execution import Processes
 
 Result = TypeVar("Result", bound=Sized)
 Advance = Callable[[int, int], None]

@@ -16,7 +16,7 @@ from polycert.cli.progress import Advance, in_slices, progress_bar
 from polycert.cli.proof_options import about_proof, check, settings
 from polycert.cli.samples import plan, prepare
 from polycert.records.radii import Radii
-from polycert.runtime.distributed import processes
+from polycert.runtime.execution import processes
 from polycert.sets.ball import Ball, norm_text
 
 

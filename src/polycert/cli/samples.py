@@ -23,8 +23,8 @@ from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.graph.inputs import as_inputs, as_labels
 from polycert.models.model_files import load
-from polycert.runtime.distributed import checked_device
-from polycert.runtime.npz import read_arrays
+from polycert.runtime.execution import checked_device
+from polycert.runtime.limits import read_arrays
 from polycert.sets.ball import Ball
 
 

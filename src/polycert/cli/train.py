@@ -15,7 +15,7 @@ from polycert.cli.exit_status import INTERRUPTED, tell
 from polycert.cli.options import TrainOptions
 from polycert.cli.progress import progress_bar
 from polycert.cli.train_options import checked, machine
-from polycert.runtime.distributed import Processes, processes
+from polycert.runtime.execution import Processes, processes
 from polycert.training import Recipe, Run, TrainingProgress, library, prepare, train
 from polycert.training.recipe_files import to_toml
 from polycert.training.run_folder import RunFolder

@@ -12,7 +12,7 @@ from rich.table import Table
 from polycert.cli.exit_status import INTERRUPTED, BadUsage, tell, usage
 from polycert.cli.options import TuneOptions
 from polycert.cli.train_options import checked, machine
-from polycert.runtime.distributed import processes
+from polycert.runtime.execution import processes
 from polycert.training.tune import Trial, grid, tune, variants
 
 

@@ -22,7 +22,7 @@ from polycert.cli.progress import progress_bar
 from polycert.cli.samples import CheckedSamples, plan, prepare
 from polycert.cli.verify_property import verify_property
 from polycert.records.files import check_output, whole_file
-from polycert.runtime.distributed import Processes, processes
+from polycert.runtime.execution import Processes, processes
 from polycert.sets.ball import Ball
 from polycert.verification.milp import get_solver
 from polycert.verification.question import Question, VerificationSettings

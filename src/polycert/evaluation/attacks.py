@@ -15,7 +15,7 @@ from polycert.attacks.pgd import attack_region, likelihood_of, margin_of, over, 
 from polycert.evaluation.settings import EvaluationQuestion, EvaluationSettings, Stage
 from polycert.graph import Graph
 from polycert.runtime import keyed_random
-from polycert.runtime.threads import Progress, over_batches
+from polycert.runtime.execution import Progress, over_batches
 from polycert.sets.ball import Region
 
 PGD_STEPS, PGD_STEP, PGD_START = 20, 0.1, 0.1  # the paper's: step and standard deviation of the start, in eps

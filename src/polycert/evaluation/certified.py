@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 from polycert.bounding.methods import passes
-from polycert.bounding.precision import plain_products
-from polycert.certification.certify import certify
+from polycert.certification.certify import Certifier, certify
 from polycert.certification.radius import RadiusSearch
-from polycert.certification.verdict import Certifier
 from polycert.evaluation.settings import EvaluationQuestion, Stage
 from polycert.graph import Graph
 from polycert.records.certificates import Certificates
 from polycert.records.radii import Radii
 from polycert.rules import Activation
-from polycert.runtime.threads import over_batches
+from polycert.runtime.execution import over_batches, plain_products
 from polycert.sets.ball import Region
 
 COUNTS = ("unstable", "active", "inactive")

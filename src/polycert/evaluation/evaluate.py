@@ -27,7 +27,7 @@ from polycert.evaluation.settings import (
 from polycert.evaluation.table_row import parameter_record, summary
 from polycert.graph import Network
 from polycert.records.evaluation import Evaluation, beside, check_record
-from polycert.runtime.distributed import Processes
+from polycert.runtime.execution import Processes
 from polycert.sets.ball import Array, Ball, norm_text
 
 Report = Callable[[int, int, str], None]  # samples finished, samples in all, what is being done

@@ -22,8 +22,8 @@ from polycert.evaluation.certified import bound, search
 from polycert.evaluation.settings import EvaluationQuestion, Stage
 from polycert.graph.fingerprint import fingerprint
 from polycert.records.files import whole_file
-from polycert.runtime.locks import locked
-from polycert.runtime.npz import read_arrays
+from polycert.runtime.execution import locked
+from polycert.runtime.limits import read_arrays
 
 SLICE = 1000  # samples: few enough to lose little, enough for attacks on the few that are not proved
 COLUMN, SECONDS = "column_", "seconds_"

@@ -13,8 +13,7 @@ Nothing outside this folder asks which form it has: ops call `form.pull(op)`, an
 offers it through `pull_identity`, `pull_selected`, `pull_windowed` or `pull_differences`.
 """
 
-from polycert.forms.dense import Dense, Scaled
-from polycert.forms.form import Form, Pullable, Shape
+from polycert.forms.form import Dense, Form, Pullable, Scaled, Shape
 from polycert.forms.identity import Differences, Identity, Selected
 from polycert.forms.patches import Patches, SelectedPatches, Windowed
 

@@ -1,14 +1,24 @@
-"""What every linear form can do."""
+"""What every linear form can do, and the form that each can turn into: all coefficients written out.
+
+Products of rows with values are taken sample by sample, with gradients that torch's own would give transposed
+and slowly.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from polycert.runtime.execution import apply
 
 if TYPE_CHECKING:
-    from polycert.forms.dense import Dense
     from polycert.forms.identity import Differences, Identity, Selected
     from polycert.forms.patches import Windowed
 
@@ -146,3 +156,189 @@ class FlatForm(Form):
     def collect(self, sums: Tensor) -> Tensor:
         """Already `[batch, rows]`."""
         return sums
+
+
+def rows_dot(coef: Tensor, values: Tensor) -> Tensor:
+    """`[batch or 1, rows, n] . [batch or 1, n]` without copying what is shared."""
+    if coef.shape[0] == 1:
+        return F.linear(values, coef.squeeze(0))  # `coef[0]` would have a gradient full of zeros
+    if values.shape[0] == 1:
+        return coef @ values.squeeze(0)
+    found: Tensor = apply(_RowsDot, coef, values)
+    return found
+
+
+def rows_abs_dot(coef: Tensor, values: Tensor) -> Tensor:
+    """As `rows_dot` with absolute coefficients."""
+    if coef.shape[0] == 1 or values.shape[0] == 1:
+        return rows_dot(coef.abs(), values)
+    found: Tensor = apply(_RowsAbsDot, coef, values)
+    return found
+
+
+class _RowsDot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, coef: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(coef, values)
+        return _each(coef, values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        coef, values = ctx.saved_tensors
+        by_coef = gradient.unsqueeze(2) * values.unsqueeze(1) if ctx.needs_input_grad[0] else None
+        return by_coef, _sum(gradient, coef) if ctx.needs_input_grad[1] else None
+
+
+class _RowsAbsDot(torch.autograd.Function):
+    """The absolute values are not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, coef: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(coef, values)
+        return _each(coef.abs(), values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        coef, values = ctx.saved_tensors
+        by_coef = (gradient.unsqueeze(2) * values.unsqueeze(1)).mul_(coef.sgn()) if ctx.needs_input_grad[0] else None
+        return by_coef, _sum(gradient, coef.abs()) if ctx.needs_input_grad[1] else None
+
+
+def _each(coef: Tensor, values: Tensor) -> Tensor:
+    """Ten times faster than with the vector on the right."""
+    return (values.unsqueeze(1) @ coef.transpose(1, 2)).squeeze(1)
+
+
+def _sum(weights: Tensor, rows: Tensor) -> Tensor:
+    """The rows of each sample, weighted and added up: `[batch, n]`."""
+    return (weights.unsqueeze(1) @ rows).squeeze(1)
+
+
+CACHED = 2**20  # numbers
+
+
+@dataclass(frozen=True)
+class Dense(FlatForm):
+    """`coef`: `[batch or 1, rows, *shape]`; a leading 1 is shared by all samples."""
+
+    coef: Tensor
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """Shape of the node, without the batch."""
+        return tuple(self.coef.shape[2:])
+
+    @property
+    def length(self) -> int:
+        """Entries of the node."""
+        return math.prod(self.shape)
+
+    def coefficients(self) -> Tensor:
+        """`[batch or 1, rows, entries]`."""
+        return self.coef.flatten(2)
+
+    def dot(self, values: Tensor) -> Tensor:
+        """One product for all samples where the coefficients are shared."""
+        return rows_dot(self.coefficients(), values.flatten(1))
+
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """As `dot` with absolute coefficients, a few samples' at a time: a copy of them all would leave the cache."""
+        coef, flat = self.coefficients(), values.flatten(1)
+        few = max(1, CACHED // max(1, math.prod(coef.shape[1:])))
+        if coef.shape[0] <= few:
+            return rows_abs_dot(coef, flat)
+        beside = flat.expand(coef.shape[0], -1).split(few)
+        return torch.cat([rows_abs_dot(part, v) for part, v in zip(coef.split(few), beside, strict=True)])
+
+    def scale(self, factor: Tensor) -> Form:
+        """Elementwise; put off where the coefficients are shared and the factor is not."""
+        if self.coef.shape[0] == 1 and factor.shape[0] > 1:
+            return Scaled(self.coef, factor)
+        return Dense(self.coef * factor.unsqueeze(1))
+
+    def with_coefficients(self, coef: Tensor) -> Dense:
+        """Shaped as the node."""
+        return Dense(coef.unflatten(2, self.shape))
+
+    def at(self, index: Tensor) -> Dense | None:
+        """Looked up; shared coefficients would be copied for each sample."""
+        if self.coef.shape[0] != index.shape[0]:
+            return None
+        return Dense(self.coefficients().gather(2, index.unsqueeze(1).expand(-1, self.coef.shape[1], -1)))
+
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Dense:
+        """Elementwise, by the sign of each coefficient."""
+        return Dense(split_by_sign(self.coef, positive.unsqueeze(1), negative.unsqueeze(1)))
+
+    def pull(self, op: Pullable) -> Dense:
+        """All rows of all samples as one batch for the op's adjoint."""
+        return Dense(op.adjoint(self.coef.flatten(0, 1)).unflatten(0, self.coef.shape[:2]))
+
+    def dense(self) -> Dense:
+        """Itself."""
+        return self
+
+    def view(self, shape: Shape) -> Dense:
+        """Reshape the node's axes."""
+        return Dense(self.coef.reshape(*self.coef.shape[:2], *shape))
+
+    def negative(self) -> Dense:
+        """Elementwise."""
+        return Dense(-self.coef)
+
+    def plus(self, other: Form) -> Dense:
+        """Elementwise."""
+        return Dense(self.coef + other.dense().coef)
+
+
+def split_by_sign(coef: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """Positive coefficients times one factor, negative ones times another."""
+    return torch.where(coef >= 0, positive, negative) * coef
+
+
+@dataclass(frozen=True)
+class Scaled(FlatForm):
+    """Rows shared by all samples times one factor per sample and entry, multiplied out only where needed."""
+
+    coef: Tensor  # [1, rows, *shape]
+    factor: Tensor  # [batch, *shape]
+
+    @property
+    def shape(self) -> Shape:  # type: ignore[override]
+        """Shape of the node, without the batch."""
+        return tuple(self.coef.shape[2:])
+
+    @property
+    def length(self) -> int:
+        """Entries of the node, and one product for the factor."""
+        return math.prod(self.shape) + 1
+
+    def dot(self, values: Tensor) -> Tensor:
+        """The factor goes to the values: one product for all samples."""
+        return rows_dot(self.coef.flatten(2), (self.factor * values).flatten(1))
+
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """As `dot` with absolute coefficients."""
+        return rows_abs_dot(self.coef.flatten(2), (self.factor.abs() * values).flatten(1))
+
+    def scale(self, factor: Tensor) -> Scaled:
+        """Factors multiply."""
+        return Scaled(self.coef, self.factor * factor)
+
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
+        """Multiplied out: the sign matters."""
+        return self.dense().split_scale(positive, negative)
+
+    def pull(self, op: Pullable) -> Form:
+        """Multiplied out."""
+        return self.dense().pull(op)
+
+    def dense(self) -> Dense:
+        """Multiplied out."""
+        return Dense(self.coef * self.factor.unsqueeze(1))
+
+    def view(self, shape: Shape) -> Scaled:
+        """Reshape both."""
+        return Scaled(self.coef.reshape(1, -1, *shape), self.factor.reshape(-1, *shape))

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from polycert.forms.dense import Dense, split_by_sign
-from polycert.forms.form import FlatForm, Form, Pullable, Shape
+from polycert.forms.form import Dense, FlatForm, Form, Pullable, Shape, split_by_sign
 from polycert.forms.patches import Patches, SelectedPatches, Windowed
 
 

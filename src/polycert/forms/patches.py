@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polycert.forms.dense import Dense, split_by_sign
-from polycert.forms.form import Form, Pullable, Shape
+from polycert.forms.form import Dense, Form, Pullable, Shape, split_by_sign
 
 Pair = tuple[int, int]
 Same = TypeVar("Same", bound="Windowed")

@@ -26,7 +26,7 @@ from polycert.graph.same_outputs import agrees, spread_out
 from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.op import Decomposition
 from polycert.runtime.limits import VALUES, checked_shape
-from polycert.sets.rounding import holds
+from polycert.sets.interval import holds
 
 Check = Callable[[RuledCall, Tensor], None]
 

@@ -22,8 +22,8 @@ from polycert.graph.onnx import read_onnx
 from polycert.models.architectures import Architecture, build
 from polycert.records.files import whole_file
 from polycert.runtime import limits
-from polycert.runtime.distributed import checked_device
-from polycert.runtime.npz import read_arrays
+from polycert.runtime.execution import checked_device
+from polycert.runtime.limits import read_arrays
 
 Weights = dict[str, Tensor]
 

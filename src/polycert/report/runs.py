@@ -15,8 +15,7 @@ import pyarrow.parquet
 from pandas.api.types import is_numeric_dtype
 
 from polycert.errors import PolycertError
-from polycert.runtime.limits import ENTRIES, RECIPE, parse_json, parse_toml, read_text
-from polycert.runtime.npz import read_arrays
+from polycert.runtime.limits import ENTRIES, RECIPE, parse_json, parse_toml, read_arrays, read_text
 from polycert.training.metrics import read_metrics
 
 Record = Mapping[str, Any]

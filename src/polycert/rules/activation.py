@@ -12,8 +12,7 @@ from torch import Tensor
 
 from polycert.forms import Shape
 from polycert.rules.op import Op
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Interval, Rounding
 
 if TYPE_CHECKING:
     pass

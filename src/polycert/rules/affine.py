@@ -13,9 +13,8 @@ from polycert.forms import Dense, Differences, Form, Identity, Selected, Shape
 from polycert.rules.conv_adjoint import RowProduct
 from polycert.rules.op import Affine, Linear
 from polycert.rules.registry import Call, Value, rule
-from polycert.runtime.autograd import apply
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.runtime.execution import apply
+from polycert.sets.interval import Interval, Rounding
 
 WEIGHTS_AT_ONCE = 2**20
 LARGEST_EPS = 1e30  # of a batch norm: float32 holds it, and its sum with any variance

@@ -18,7 +18,7 @@ from polycert.rules.conv_adjoint import ConvGeometry, Overlaid, Pair, Transposed
 from polycert.rules.indexing import Reshape
 from polycert.rules.op import Affine, Decomposition, Op
 from polycert.rules.registry import Call, rule
-from polycert.runtime.autograd import apply
+from polycert.runtime.execution import apply
 
 WIDE = 3  # kernels side by side
 FEW_SEEN = 2**14  # numbers in the windows of an image: of more, the library's own convolution is as fast or faster

@@ -15,8 +15,7 @@ from polycert.forms import Dense, Form, Shape
 from polycert.rules.affine import Elementwise
 from polycert.rules.op import Affine, Decomposition, Linear
 from polycert.rules.registry import Call, Value, rule
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Interval, Rounding
 
 
 class Exact(Affine):

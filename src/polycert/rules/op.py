@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from polycert.forms import Differences, Form, Identity, Selected, Shape, Windowed
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Interval, Rounding
 
 
 @cache

@@ -12,9 +12,8 @@ from torch.autograd.function import once_differentiable
 from polycert.forms import Shape
 from polycert.rules.activation import Activation, Pieces
 from polycert.rules.registry import Call, rule
-from polycert.runtime.autograd import apply
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.runtime.execution import apply
+from polycert.sets.interval import Interval, Rounding
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,7 @@ from torch import Tensor
 from polycert.forms import Shape
 from polycert.rules.activation import Activation
 from polycert.rules.registry import Call, rule
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding
+from polycert.sets.interval import Interval, Rounding
 
 SEARCH_STEPS = 30
 

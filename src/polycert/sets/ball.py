@@ -17,8 +17,7 @@ from torch import Tensor
 from polycert.errors import PolycertError
 from polycert.forms import Form
 from polycert.sets.geometry import dual_norm, largest_drop, power_norm, signed_powers
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding, difference_up, number_up, outward, round_down, round_up
+from polycert.sets.interval import Interval, Rounding, difference_up, number_up, outward, round_down, round_up
 
 Array = Tensor | np.ndarray
 Concretised = tuple[Tensor, Tensor]

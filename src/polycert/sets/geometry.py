@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polycert.runtime.autograd import apply
+from polycert.runtime.execution import apply
 
 MAX_STEPS = 40
 STEP = 2 * math.ulp(0.0)

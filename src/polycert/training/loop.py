@@ -19,7 +19,7 @@ from polycert.graph import Network, capture
 from polycert.losses import Draws
 from polycert.models.architectures import ARCHITECTURES, Architecture, build
 from polycert.models.model_files import save
-from polycert.runtime.distributed import Processes
+from polycert.runtime.execution import Processes
 from polycert.sets.ball import Ball
 from polycert.training.batches import Batch, TrainingSet
 from polycert.training.dead_units import revive_dead_units

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from polycert.errors import PolycertError
-from polycert.runtime.distributed import Processes
+from polycert.runtime.execution import Processes
 from polycert.training.loop import Diverged, Run, prepare, train
 from polycert.training.metrics import read_metrics
 from polycert.training.recipe import Recipe, make_recipe

@@ -14,7 +14,7 @@ from polycert import __version__
 from polycert.errors import PolycertError
 from polycert.graph.fingerprint import fingerprint
 from polycert.records.files import check_place
-from polycert.runtime.locks import lock
+from polycert.runtime.execution import lock
 
 FORMAT = 2
 SYNC_SECONDS = 1.0  # lines reach the system at once, the disk itself at least so often

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from polycert.forms import Dense
-from polycert.sets.rounding import Rounding, at_least
+from polycert.sets.interval import Rounding, at_least
 from polycert.verification.reduced_problem import Reduced
 
 ON, OFF = 1, -1  # a unit held at z >= 0, or at z <= 0

@@ -21,8 +21,7 @@ from polycert.bounding.methods import get_method, passes
 from polycert.forms import Dense
 from polycert.graph import Graph
 from polycert.sets.ball import Region
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding, at_least
+from polycert.sets.interval import Interval, Rounding, at_least
 
 Hidden = Callable[[Pass, int], Interval]
 BATCH = 512

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from polycert.bounding.backward import LOWER
-from polycert.bounding.methods import get_method, passes
-from polycert.bounding.precision import error_model, plain_products
+from polycert.bounding.methods import error_model, get_method, passes
 from polycert.forms import Form
 from polycert.graph import Graph
+from polycert.runtime.execution import plain_products
 from polycert.sets.ball import Region
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import at_least
+from polycert.sets.interval import Interval, at_least
 
 Intervals = dict[int, Interval]
 KINDS = (("ibp", "parallel"), ("crown", "parallel"))  # cheap; searches tighten by themselves what they need

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polycert.bounding.precision import error_model
+from polycert.bounding.methods import error_model
 from polycert.forms import Identity
 from polycert.graph import Graph
 from polycert.rules import Activation, Linear, Pieces

@@ -26,14 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.bounding.backward import LOWER, Pass, Pulled, pull
-from polycert.bounding.precision import error_model
+from polycert.bounding.methods import error_model
 from polycert.errors import PolycertError
 from polycert.forms import Dense
 from polycert.graph import Graph
 from polycert.rules import Activation, Lines
 from polycert.sets.ball import Region
-from polycert.sets.interval import Interval
-from polycert.sets.rounding import Rounding, outward
+from polycert.sets.interval import Interval, Rounding, outward
 from polycert.verification.specification import Specification
 
 LOCAL = 0.2  # of a layer's coefficients: with fewer that are not 0, sparse products take less time

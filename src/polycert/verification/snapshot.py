@@ -7,12 +7,12 @@ from functools import cached_property
 
 import torch
 
-from polycert.bounding.precision import provable
+from polycert.bounding.methods import provable
 from polycert.errors import PolycertError
 from polycert.forms import Shape
 from polycert.graph import Graph, Network
 from polycert.sets.ball import Region
-from polycert.sets.rounding import holds
+from polycert.sets.interval import holds
 from polycert.verification.rational import RationalNetwork
 
 

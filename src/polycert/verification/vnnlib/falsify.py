@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polycert.bounding.precision import error_model, plain_products
+from polycert.bounding.methods import error_model
 from polycert.graph import Graph
 from polycert.graph.onnx import OnnxNetwork
-from polycert.sets.rounding import round_down, round_up
+from polycert.runtime.execution import plain_products
+from polycert.sets.interval import round_down, round_up
 from polycert.verification.input_split import Boxes, InputSplitting, Rows
 from polycert.verification.vnnlib.property import Box, Clause
 

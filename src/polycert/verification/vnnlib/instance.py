@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polycert.bounding.precision import error_model, plain_products, provable
+from polycert.bounding.methods import error_model, provable
 from polycert.errors import PolycertError
 from polycert.graph import Graph
 from polycert.graph.onnx import OnnxNetwork
-from polycert.sets.rounding import holds, round_down, round_up
+from polycert.runtime.execution import plain_products
+from polycert.sets.interval import holds, round_down, round_up
 from polycert.verification.input_split import Boxes, InputSplitting, OutOfTime, Rows
 from polycert.verification.vnnlib.activation_split import complete
 from polycert.verification.vnnlib.falsify import PropertyCounterexample, confirmed, descend
