@@ -30,7 +30,7 @@ from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.dual_bound import OFF, ON, DualObjective, multipliers, proved_bound
 from polycert.verification.milp import SOLVERS, solve
 from polycert.verification.nodes import Nodes
-from polycert.verification.pre_activation import KINDS, relax, tighter
+from polycert.verification.pre_activation import relax, tighter
 from polycert.verification.reduced_problem import LOCAL, Coefficients, Reduced, piecewise_linear, reduce
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.tightening import refine
@@ -71,7 +71,7 @@ def problem_of(
     graph, region = net.bind(F64), set_.at(x.to(F64))
     spec = spec or Specification.margins(label_of(net, x.to(F64)), graph.output_shape[0])
     intervals = None
-    for kind in KINDS:
+    for kind in (("ibp", "parallel"), ("crown", "parallel")):
         found = relax(graph, region, Dense(spec.rows.unsqueeze(0)), *kind).intervals
         intervals = found if intervals is None else tighter(intervals, found)
     with torch.no_grad():

@@ -12,11 +12,11 @@ from torch import nn
 import polycert as pc
 from polycert.graph import Graph, Node
 from polycert.rules.affine import Elementwise
-from polycert.verification.decide import decide
 from polycert.verification.rational import RationalForm, RationalNetwork, Undecided
 from polycert.verification.rational_leaf import positive, solve
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification
+from polycert.verification.verify import decide
 
 
 def network(*layers: nn.Module, shape: tuple[int, ...], seed: int = 0) -> NetworkSnapshot:

@@ -23,13 +23,16 @@ from typer.testing import CliRunner
 
 import polycert as pc
 from polycert.cli import app
+from polycert.exact import Specification
 from polycert.exact import verify as public_verify
 from polycert.models.architectures import fc1
 from polycert.verification import cascade
 from polycert.verification import pool as workers_module
 from polycert.verification.budget import Budget
-from polycert.verification.question import Question
+from polycert.verification.question import Question, SetQuestion, VerificationSettings
+from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.verdicts import Verdict
+from polycert.verification.verify import decisions
 
 ARCHITECTURE = fc1((1, 3, 4), classes=4, hidden=14)
 BALL = pc.Ball(math.inf, 0.12, 0.0, 1.0)
@@ -143,7 +146,7 @@ def test_where_all_share_a_limit_the_easy_ones_come_first(
     """A sample that needs 10 seconds is left to a later round, and what was spent on it adds up."""
     tried: list[tuple[int, float]] = []
 
-    def search(batch: cascade.OpenSamples, k: int, most: float) -> Verdict:
+    def search(batch: cascade.OpenSets, k: int, most: float) -> Verdict:
         place, timeout = int(batch.open[k]), batch.question.settings.timeout
         tried.append((int(batch.question.index[place]), timeout))
         hard = tried[-1][0] in (0, 2)
@@ -167,7 +170,7 @@ def test_the_total_time_ends_in_the_middle_of_a_batch(
     """Each search is as long as it may be; one batch holds all samples."""
     given: list[float] = []
 
-    def slow(batch: cascade.OpenSamples, k: int, most: float) -> Verdict:
+    def slow(batch: cascade.OpenSets, k: int, most: float) -> Verdict:
         given.append(most)
         time.sleep(0.2)
         return Verdict("unknown", "branch")
@@ -370,3 +373,44 @@ def test_killed_at_any_moment_and_taken_up_again(files: Path, tmp_path: Path, ki
     assert journal.read_bytes().count(b"\n") == 401  # a header, and every sample once
     whole = public_verify(pc.load(files / "net.safetensors"), np.load(files / "many.npz")["x"], None, BALL, timeout=60)
     assert tuple(pd.read_csv(out)["status"]) == whole.status
+
+
+# --- one verifier: what samples and properties share --------------------------------------------------------------
+
+
+def test_a_smooth_network_with_few_inputs_is_decided_by_halving_its_input() -> None:
+    """Bounds alone leave samples open that splitting on the input decides; a grid is the judge."""
+    torch.manual_seed(3)
+    layers = (nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 12), nn.Sigmoid(), nn.Linear(12, 2))
+    module = nn.Sequential(*layers).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(3)
+    x = torch.rand(24, 2, dtype=torch.float64)
+    ball = pc.Ball(eps=0.15, low=0.0, high=1.0)
+    found = pc.verify(module, x, None, ball, timeout=20)
+    assert "unknown" not in found.status
+    assert any(v.decision.stage == "input" and v.decision.status == "robust" for v in found.verdicts)
+    axis = torch.linspace(-0.15, 0.15, 41, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+    with torch.no_grad():
+        label = module(x).argmax(1)
+        for point, own, status in zip(x, label, found.status, strict=True):
+            reached = module((point + grid).clamp(0, 1)).argmax(1)
+            assert status == "falsified" or bool((reached == own).all())
+
+
+def test_sets_with_specifications_of_several_sizes_are_one_batch() -> None:
+    """Rows and clauses that only pad a batch prove nothing and stand in the way of nothing."""
+    net = NetworkSnapshot.of(pc.capture(nn.Sequential(nn.Linear(2, 2, bias=False)), (2,)))
+    with torch.no_grad():
+        weight = net.double.forward(torch.eye(2, dtype=torch.float64)).T
+    region = pc.Ball(eps=0.5).at(torch.zeros(3, 2, dtype=torch.float64))
+    reach = weight.abs().sum(1) * 0.5
+    rows = torch.eye(2, dtype=torch.float64)
+    safe = Specification(rows[:1], reach[:1] * 1.01, torch.tensor([0]))
+    both = Specification(rows, reach * 1.01, torch.tensor([0, 1]))
+    broken = Specification(rows, torch.stack([reach[0] * 1.01, reach[1] * 0.5]), torch.tensor([0, 1]))
+    question = SetQuestion(net, region, VerificationSettings(timeout=20), (safe, both, broken))
+    found = dict(decisions(question, batch=3, workers=1, total=math.inf))
+    assert [found[k].status for k in range(3)] == ["robust", "robust", "falsified"]

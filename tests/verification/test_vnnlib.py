@@ -325,6 +325,38 @@ def test_competition_instances(shared: Path) -> None:
     assert decided >= 40
 
 
+def many_boxes(net: OnnxNetwork, count: int) -> Property:
+    """Boxes around points of a grid, none of which reaches its clause."""
+    highest = -least_gap(net, 50)
+    corners = [
+        f"(and (>= X_0 {k / 10}) (<= X_0 {k / 10 + 0.1}) (>= X_1 0) (<= X_1 0.5) (<= Y_0 (- Y_1 {highest + 9})))"
+        for k in range(count)
+    ]
+    return parse_property(declare(2, 2) + f"(assert (or {' '.join(corners)}))")
+
+
+def test_a_journal_of_a_property_is_taken_up_and_processes_share_its_boxes(tmp_path: Path) -> None:
+    net, journal = small(4, tmp_path), tmp_path / "journal"
+    property_ = many_boxes(net, 9)
+    first = decide(net, property_, timeout=60, workers=2, journal=journal)
+    assert (first.status, first.resumed) == ("unsat", 0)
+    assert len(journal.read_text().splitlines()) == 10
+    again = decide(net, property_, timeout=60, journal=journal)
+    assert (again.status, again.resumed) == ("unsat", 9)
+    wider = decide(net, many_boxes(net, 10), timeout=60, journal=tmp_path / "other")
+    assert (wider.status, wider.resumed) == ("unsat", 0)
+
+
+def test_a_counterexample_of_a_journal_is_replayed(tmp_path: Path) -> None:
+    net, journal = small(4, tmp_path), tmp_path / "journal"
+    reached = asked(f"(assert (<= (- Y_0 Y_1) {least_gap(net, 50) + 0.5!r}))", sides=((-1, 1), (-1, 1)))
+    assert decide(net, reached, timeout=60, journal=journal).status == "sat"
+    again = decide(net, reached, timeout=60, journal=journal)
+    assert (again.status, again.resumed) == ("sat", 1)
+    assert again.witness is not None
+    assert reached.boxes[0].holds(*again.witness)
+
+
 # --- the command line ----------------------------------------------------------------------------------------------
 
 

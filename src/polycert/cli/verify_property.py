@@ -9,14 +9,18 @@ from pathlib import Path
 import torch
 
 from polycert.cli import option_values
-from polycert.cli.exit_status import BadUsage
+from polycert.cli.exit_status import BadUsage, tell
 from polycert.cli.options import VerifyOptions
 from polycert.errors import PolycertError
 from polycert.graph.onnx import read_onnx
 from polycert.records.files import whole_file
 from polycert.verification.vnnlib import PropertyVerdict, decide, read_property
 
-HEEDED = {"model", "asked", "timeout", "seed", "threads", "out", "quiet", "debug"}  # what a property leaves open
+# What a property leaves open.
+HEEDED = {
+    *("model", "asked", "timeout", "seed", "threads", "workers", "memory", "solver", "trust_solver"),
+    *("out", "quiet", "debug"),
+}
 
 
 def verify_property(options: VerifyOptions) -> None:
@@ -38,7 +42,20 @@ def verify_property(options: VerifyOptions) -> None:
         torch.set_num_threads(options.threads)
     if not model.is_file():
         raise PolycertError(f"there is no file {options.model!r}")
-    text = answer(decide(read_onnx(model), read_property(options.asked), timeout=timeout, seed=options.seed))
+    found = decide(
+        read_onnx(model),
+        read_property(options.asked),
+        timeout=timeout,
+        workers=options.workers or 1,
+        solver=options.solver,
+        trust_solver=options.trust_solver,
+        seed=options.seed,
+        journal=None if out is None else out.with_name(f"{out.name}.journal"),
+        memory=option_values.size(options.memory) or 2**30,
+    )
+    if found.resumed and not options.quiet:
+        tell(f"{found.resumed} boxes were decided in the journal of an earlier run")
+    text = answer(found)
     if out is not None:
         with whole_file(out) as name:
             Path(name).write_text(text, encoding="utf-8")

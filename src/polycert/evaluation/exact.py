@@ -11,13 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from polycert.certification.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.evaluation.settings import EvaluationQuestion, Stage
-from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.question import Question
 from polycert.verification.question import VerificationSettings as Effort
-from polycert.verification.specification import Specification
 from polycert.verification.verdicts import FALSIFIED, ROBUST, UNKNOWN
 from polycert.verification.verify import ask, decisions
 
@@ -88,10 +85,7 @@ def exact_verdicts(
 
 def _replayed(question: Question, attacked: np.ndarray, hits: np.ndarray) -> torch.Tensor:
     """Which counterexamples hold in the exact set and in float64, `[n]`; a wrong prediction is left to the search."""
-    classes = classes_of(question.net.own)
     fallen = torch.zeros(len(question), dtype=torch.bool)
     for k in np.flatnonzero(attacked).tolist():
-        spec = Specification.margins(int(question.label[k]), classes)
-        replay = CounterexampleCheck(question.net, question.region[slice(k, k + 1)], spec)
-        fallen[k] = replay(torch.from_numpy(hits[k : k + 1])) is not None
+        fallen[k] = question.check(k)(torch.from_numpy(hits[k : k + 1])) is not None
     return fallen

@@ -32,11 +32,12 @@ class Counterexample:
     input: Tensor = field(repr=False)
     margin: float  # <= 0: the worst clause in float64
     own_margin: float  # the same by a forward pass in the network's own type
+    output: Tensor | None = field(default=None, repr=False)  # of the judge of a file, where that is another program
 
     @property
     def agreed(self) -> bool:
-        """Whether both forward passes show it."""
-        return self.margin <= 0 and self.own_margin <= 0
+        """Whether both forward passes show it, or the judge says so."""
+        return self.output is not None or (self.margin <= 0 and self.own_margin <= 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,21 +16,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.bounding.backward import LOWER, Pass
+from polycert.bounding.backward import LOWER
 from polycert.bounding.methods import get_method, passes
 from polycert.forms import Dense
 from polycert.graph import Graph
 from polycert.sets.ball import Region
-from polycert.sets.interval import Interval, Rounding, at_least
+from polycert.sets.interval import Rounding, at_least
+from polycert.verification.pre_activation import in_time
 
-Hidden = Callable[[Pass, int], Interval]
 BATCH = 512
 # What the arithmetic of cutting a box may lose, relative to the sizes involved: far above any rounding in float64.
 SAFE = 1e-9
-
-
-class OutOfTime(Exception):
-    """The deadline passed while bounds were computed."""
 
 
 class Boxes(NamedTuple):
@@ -51,9 +47,12 @@ class Boxes(NamedTuple):
         """The middle of each, inside."""
         return torch.minimum(torch.maximum((self.lower + self.upper) / 2, self.lower), self.upper)
 
-    def region(self) -> Region:
-        """The set that bound methods work with."""
+    def region(self, dtype: torch.dtype | None = None) -> Region:
+        """The set that bound methods work with; its centre is a number of another type where the box holds one."""
         centre = self.centre
+        if dtype is not None:
+            near = centre.to(dtype).to(centre.dtype)
+            centre = torch.where((near >= self.lower) & (near <= self.upper), near, centre)
         reach = torch.maximum(centre - self.lower, self.upper - centre).flatten(1).amax(1).double()
         return Region(centre, math.inf, reach * (1 + 1e-6) + 1e-300, self.lower, self.upper, "open")
 
@@ -111,20 +110,12 @@ class InputSplitting:
         """Lower bounds of the rows."""
         region = boxes.region()
         (run,) = passes(self.graph, region, "crown", self.relaxation, self.rounding)
-        run.hidden = self._in_time(run.hidden)
+        run.hidden = in_time(run.hidden, self.deadline)
         bound = get_method("crown").final(run, Dense(self.rows.coef.unsqueeze(0)), LOWER)
         offset = bound.offset + self.rows.constant
         value = at_least(region.concretise(bound.form, self.rounding)[0] + offset)
         slope = bound.form.dense().coef.flatten(2)
         return LinearLowerBounds(slope.expand(len(boxes), -1, -1), offset, self._down(value))
-
-    def _in_time(self, hidden: Hidden) -> Hidden:
-        def bounded(run: Pass, index: int) -> Interval:
-            if time.monotonic() > self.deadline:
-                raise OutOfTime
-            return hidden(run, index)
-
-        return bounded
 
     def _down(self, value: Tensor) -> Tensor:
         """The sum with the constant is rounded too."""

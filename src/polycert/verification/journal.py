@@ -18,9 +18,8 @@ from torch import Tensor
 
 from polycert.errors import PolycertWarning
 from polycert.verification.checksummed_lines import ChecksummedLines, NumberedLine
-from polycert.verification.counterexample import Counterexample, CounterexampleCheck
+from polycert.verification.counterexample import Counterexample
 from polycert.verification.question import Question
-from polycert.verification.specification import Specification
 from polycert.verification.verdicts import FALSIFIED, RIGOROUS, ROBUST, SOLVER, UNKNOWN, Verdict
 
 LONGEST_TEXT = 4096  # bytes of a line without its counterexample
@@ -146,9 +145,7 @@ class JournalReader:
     def _witness(self, text: str, sample: str) -> Counterexample:
         """The counterexample, if it is one."""
         at = self.place[sample]
-        region = self.question.region[slice(at, at + 1)]
-        spec = Specification.margins(int(self.question.label[at]), self.question.net.output_shape[0])
-        found = CounterexampleCheck(self.question.net, region, spec).best(_array(text, region.x))
+        found = self.question.check(at).best(_array(text, self.question.region.x[at : at + 1]))
         if found is None:
             raise BadLine("its counterexample is none")
         return found

@@ -151,7 +151,7 @@ def in_rounds(question: Question, positions: Tensor, *, batch: int, workers: int
     """`answers` with short limits first; what the last round leaves open comes last."""
     budget, left = Budget(seconds), positions
     undecided: dict[int, Verdict] = {}
-    for timeout in _timeouts(question.settings.timeout, seconds):
+    for timeout in _timeouts(question.settings.timeout, seconds if len(positions) > 1 else math.inf):
         asked = replace(question, settings=replace(question.settings, timeout=timeout))
         for position, decision in answers(asked, left, batch=batch, workers=workers, seconds=budget.left):
             whole = _added(undecided.pop(position, None), decision)

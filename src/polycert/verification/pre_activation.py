@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polycert.bounding.backward import LOWER
+from polycert.bounding.backward import LOWER, Pass
 from polycert.bounding.methods import error_model, get_method, passes
 from polycert.forms import Form
 from polycert.graph import Graph
@@ -16,7 +19,22 @@ from polycert.sets.ball import Region
 from polycert.sets.interval import Interval, at_least
 
 Intervals = dict[int, Interval]
-KINDS = (("ibp", "parallel"), ("crown", "parallel"))  # cheap; searches tighten by themselves what they need
+Hidden = Callable[[Pass, int], Interval]
+
+
+class OutOfTime(Exception):
+    """The deadline passed while bounds were computed."""
+
+
+def in_time(hidden: Hidden, deadline: float) -> Hidden:
+    """Pre-activation bounds that end with `OutOfTime` after a moment of `time.monotonic()`."""
+
+    def bounded(run: Pass, index: int) -> Interval:
+        if time.monotonic() > deadline:
+            raise OutOfTime
+        return hidden(run, index)
+
+    return hidden if math.isinf(deadline) else bounded
 
 
 class RowBounds(NamedTuple):
@@ -26,11 +44,18 @@ class RowBounds(NamedTuple):
     intervals: Intervals
 
 
-def relax(graph: Graph, region: Region, form: Form, method: str, relaxation: str) -> RowBounds:
-    """One bound method with all rounding covered; `region` is in the graph's type."""
+def relax(
+    graph: Graph, region: Region, form: Form, method: str, relaxation: str, deadline: float = math.inf
+) -> RowBounds:
+    """One bound method with all rounding covered; `region` is in the graph's type.
+
+    Raises:
+        OutOfTime: once a layer begins after the deadline.
+    """
     rounding = error_model(graph)
     with torch.no_grad(), plain_products(graph.device):
         (run,) = passes(graph, region, method, relaxation, rounding)
+        run.hidden = in_time(run.hidden, deadline)
         bound = get_method(method).final(run, form, LOWER)
         low = at_least(region.concretise(bound.form, rounding, joint=True)[0] + bound.offset)
         found = {graph.nodes[k].inputs[0]: run.interval(graph.nodes[k].inputs[0]) for k in graph.activations}

@@ -1,19 +1,40 @@
-"""What is asked about many samples, in a form that can be sent to a process."""
+"""A question: does the network keep a specification everywhere in each of several sets?
+
+Samples with labels, sets with specifications, and VNN-LIB files (`vnnlib.question`) are three ways to ask one. All of
+it can be sent to a process.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from polycert import __version__
+from polycert.attacks.pgd import attack_region
+from polycert.certification.envelope import classes_of, margin_rows
+from polycert.forms import Dense, Form
+from polycert.graph import Graph
 from polycert.graph.fingerprint import fingerprint
 from polycert.sets.ball import Region
+from polycert.sets.interval import holds
+from polycert.verification.clause_attack import clause_attack
+from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.snapshot import NetworkSnapshot
+from polycert.verification.specification import Specification
+
+if TYPE_CHECKING:
+    from typing import Self
 
 # Settings that say how hard to try: another one may leave a sample undecided, but no verdict means anything else.
 EFFORT = ("timeout", "memory", "solver", "attack_steps", "attack_restarts", "seed")
+FEW_INPUTS = 12  # with more inputs that can move, halving boxes does not end in time
+REPLAYED = 8  # of the points of an attack, the most promising
+MANY_POINTS = 8192  # random points that few inputs are covered with before an attack
 
 
 @dataclass(frozen=True)
@@ -40,21 +61,121 @@ class VerificationSettings:
         return {name: value for name, value in asdict(self).items() if name not in EFFORT}
 
 
+class SpecificationRows(NamedTuple):
+    """The specifications of a batch of sets, padded to one number of rows and clauses."""
+
+    form: Form  # [sets or 1, rows, *output_shape]
+    constants: Tensor  # [sets or 1, rows], float64; -inf for padding
+    members: Tensor  # [sets or 1, clauses, rows]; a clause without rows is padding
+
+    def proved(self, lower: Tensor) -> Tensor:
+        """Which clauses hold, `[sets, clauses]`, given lower bounds of the rows without their constants."""
+        positive = lower.double() > -self.constants
+        return (positive[:, None] & self.members).any(2) | ~self.members.any(2)
+
+
+class Candidates(NamedTuple):
+    """Points of one set `[n, *shape]` at which its specification may fail."""
+
+    place: int
+    points: Tensor
+
+
 @dataclass(frozen=True, eq=False)
-class Question:
-    """Do these samples keep their labels?"""
+class Question(ABC):
+    """What all kinds of questions have in common.
+
+    Attributes:
+        net: the network.
+        region: the sets, `[n]`, in float64.
+        settings: what an answer may cost.
+    """
 
     net: NetworkSnapshot
-    region: Region  # float64
-    label: Tensor  # [n]
-    prediction: Tensor  # [n]
-    index: Tensor  # [n]: position of each sample in its data set
+    region: Region
     settings: VerificationSettings
 
     def __len__(self) -> int:
-        return len(self.label)
+        return len(self.region.x)
 
-    def part(self, positions: Tensor) -> Question:
+    @abstractmethod
+    def part(self, positions: Tensor) -> Self:
+        """The same about some of the sets."""
+
+    @property
+    @abstractmethod
+    def clauses(self) -> int:
+        """The most clauses of any specification."""
+
+    @abstractmethod
+    def specification(self, k: int) -> Specification:
+        """What is demanded in the k-th set."""
+
+    @abstractmethod
+    def rows(self, graph: Graph) -> SpecificationRows:
+        """What is demanded in all sets, in the graph's type."""
+
+    @abstractmethod
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether a type holds all coefficients of the specifications."""
+
+    @abstractmethod
+    def quick_attack(self, deadline: float) -> Iterator[Candidates]:
+        """Points that cost next to nothing."""
+
+    @abstractmethod
+    def attack(self, deadline: float) -> Iterator[Candidates]:
+        """Points found by descent, until a moment of `time.monotonic()`."""
+
+    @property
+    def late_attacks(self) -> int:
+        """How many attacks are worth trying once all else has failed."""
+        return 0
+
+    def late_attack(self, k: int, spec: Specification, turn: int, deadline: float) -> Tensor:
+        """Points at which the k-th set may fail one of some clauses, other ones in every turn."""
+        return self.region.x[k : k + 1]
+
+    @abstractmethod
+    def sample_fingerprints(self) -> list[str]:
+        """Of each set and what is demanded in it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the network, of the kind of set, and of what a verdict means: what a journal's records have in common."""
+        region, network = self.region, (self.net.own, self.net.double)
+        return fingerprint(
+            __version__, network, float(region.norm), region.low, region.high, region.minimum, self.settings.meaning
+        )
+
+    def check(self, k: int) -> CounterexampleCheck:
+        """What recognises a counterexample in the k-th set."""
+        return CounterexampleCheck(self.net, self.region[k : k + 1], self.specification(k))
+
+    def check_network(self) -> None:  # noqa: B027 (for most questions there is nothing to do)
+        """Make sure that the network is what its file says in these sets."""
+
+    def free_inputs(self, k: int) -> int:
+        """How many inputs can take more than one value in the k-th set."""
+        box = self.region[k : k + 1].box
+        beyond = torch.nextafter(torch.nextafter(box.lower, box.upper), box.upper)
+        return int((box.upper > beyond).sum())
+
+    def proving_graph(self) -> Graph | None:
+        """The cheapest graph whose bounds over these sets are proofs; None if no bound is."""
+        graph = self.net.proving(self.region)
+        return graph if graph is None or self.fits(graph.dtype) else self.net.double
+
+
+@dataclass(frozen=True, eq=False)
+class LabelQuestion(Question):
+    """Do these samples keep their labels?"""
+
+    label: Tensor  # [n]
+    prediction: Tensor  # [n]
+    index: Tensor  # [n]: position of each sample in its data set
+
+    def part(self, positions: Tensor) -> Self:
         """The same about some of the samples."""
         return replace(
             self,
@@ -65,14 +186,126 @@ class Question:
         )
 
     @property
-    def fingerprint(self) -> str:
-        """Of the network, of the kind of set, and of what a verdict means: what a journal's records have in common."""
-        region, network = self.region, (self.net.own, self.net.double)
-        return fingerprint(
-            __version__, network, float(region.norm), region.low, region.high, region.minimum, self.settings.meaning
+    def clauses(self) -> int:
+        """One for each other class."""
+        return classes_of(self.net.own) - 1
+
+    def specification(self, k: int) -> Specification:
+        """`z_label - z_i > 0` for all other classes."""
+        return Specification.margins(int(self.label[k]), classes_of(self.net.own))
+
+    def rows(self, graph: Graph) -> SpecificationRows:
+        """The margins: each a clause of its own."""
+        form = margin_rows(graph, self.label).form
+        margins = classes_of(graph) - 1
+        constants = torch.zeros(1, margins, dtype=torch.float64)
+        return SpecificationRows(form, constants, torch.eye(margins, dtype=torch.bool)[None])
+
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Ones and minus ones are in every type."""
+        return True
+
+    def quick_attack(self, deadline: float) -> Iterator[Candidates]:
+        """Samples that the network itself gets wrong, or ties on."""
+        with torch.no_grad():
+            outputs = self.net.double.forward(self.region.x)
+        label = self.label[:, None]
+        margin = outputs.gather(1, label)[:, 0] - outputs.scatter(1, label, -torch.inf).amax(1)
+        for k in (margin <= 0).nonzero().flatten().tolist():
+            yield Candidates(k, self.region.x[k : k + 1])
+
+    def attack(self, deadline: float) -> Iterator[Candidates]:
+        """Descend from x, from random points and towards the nearest classes."""
+        settings, graph = self.settings, self.net.own
+        hits = attack_region(
+            graph,
+            self.region.to(graph.dtype),
+            self.label,
+            self.index,
+            steps=settings.attack_steps,
+            restarts=settings.attack_restarts,
+            seed=settings.seed,
+            until_success=True,
         )
+        for k in hits.success.nonzero().flatten().tolist():
+            yield Candidates(k, hits.inputs[k : k + 1].double())
 
     def sample_fingerprints(self) -> list[str]:
         """Of each sample: its input, label and radius."""
         parts = zip(self.region.x, self.label.tolist(), self.region.eps.tolist(), strict=True)
         return [fingerprint(*part) for part in parts]
+
+
+@dataclass(frozen=True, eq=False)
+class SetQuestion(Question):
+    """Does each of these sets keep a specification of its own?"""
+
+    specifications: tuple[Specification, ...]
+
+    def part(self, positions: Tensor) -> Self:
+        """The same about some of the sets."""
+        return replace(
+            self,
+            region=self.region[positions],
+            specifications=tuple(self.specifications[k] for k in positions.tolist()),
+        )
+
+    @property
+    def clauses(self) -> int:
+        """The most clauses of any set."""
+        return max((spec.clauses for spec in self.specifications), default=0)
+
+    def specification(self, k: int) -> Specification:
+        """The k-th."""
+        return self.specifications[k]
+
+    def rows(self, graph: Graph) -> SpecificationRows:
+        """All rows, padded where a set has fewer."""
+        specs = self.specifications
+        most = max(len(spec.constants) for spec in specs)
+        rows = torch.zeros(len(specs), most, *graph.output_shape, dtype=graph.dtype)
+        constants = torch.full((len(specs), most), -torch.inf, dtype=torch.float64)
+        members = torch.zeros(len(specs), self.clauses, most, dtype=torch.bool)
+        for k, spec in enumerate(specs):
+            count = len(spec.constants)
+            rows[k, :count] = spec.rows.to(graph.dtype)
+            constants[k, :count] = spec.constants
+            members[k, : spec.clauses, :count] = spec.members
+        return SpecificationRows(Dense(rows), constants, members)
+
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether a type holds all coefficients."""
+        return all(holds(dtype, spec.rows) for spec in self.specifications)
+
+    def quick_attack(self, deadline: float) -> Iterator[Candidates]:
+        """A short descent from a few points."""
+        return self._attack(tries=4, steps=20, deadline=deadline)
+
+    def attack(self, deadline: float) -> Iterator[Candidates]:
+        """A longer one from more."""
+        return self._attack(tries=16, steps=100, deadline=deadline)
+
+    @property
+    def late_attacks(self) -> int:
+        """As many as there is time for, in reason."""
+        return 20
+
+    def late_attack(self, k: int, spec: Specification, turn: int, deadline: float) -> Tensor:
+        """A long descent from many points."""
+        return self._points(k, spec, tries=32, steps=200, seed=self.settings.seed + turn + 1, deadline=deadline)
+
+    def _attack(self, *, tries: int, steps: int, deadline: float) -> Iterator[Candidates]:
+        for k, spec in enumerate(self.specifications):
+            points = self._points(k, spec, tries=tries, steps=steps, seed=self.settings.seed, deadline=deadline)
+            yield Candidates(k, points[:REPLAYED])
+
+    def _points(self, k: int, spec: Specification, *, tries: int, steps: int, seed: int, deadline: float) -> Tensor:
+        graph = self.net.own
+        pool = MANY_POINTS if self.free_inputs(k) <= FEW_INPUTS else tries
+        region = self.region[k : k + 1].to(graph.dtype)
+        return clause_attack(graph, region, spec, tries=tries, pool=pool, steps=steps, seed=seed, deadline=deadline)
+
+    def sample_fingerprints(self) -> list[str]:
+        """Of each set and specification."""
+        parts = zip(self.region.x, self.region.eps.tolist(), self.specifications, strict=True)
+        return [fingerprint(x, eps, spec.rows, spec.constants, spec.clause) for x, eps, spec in parts]

@@ -284,6 +284,18 @@ def piecewise_linear(graph: Graph) -> bool:
     return all(isinstance(op, Activation) and op.pieces is not None for op in ops)
 
 
+def unstable_units(graph: Graph, intervals: Mapping[int, Interval]) -> int:
+    """How many bends of a piecewise linear graph's activations lie inside their intervals, for one sample."""
+    count = 0
+    for index in graph.activations:
+        node = graph.nodes[index]
+        assert isinstance(node.op, Activation)
+        assert node.op.pieces is not None
+        lower, upper = intervals[node.inputs[0]]
+        count += sum(int(((lower < at) & (upper > at)).sum()) for at, _ in node.op.pieces.bends)
+    return count
+
+
 def _stable_pieces(activation: Activation, given: Interval, rounding: Rounding | None) -> Lines:
     """The pieces whose bends are settled; unstable bends are left to the units."""
     pieces = activation.pieces

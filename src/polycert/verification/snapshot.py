@@ -22,21 +22,21 @@ class NetworkSnapshot(Network):
 
     own: Graph
     double: Graph
-    proof: Graph  # the first of the two that can carry a proof
+    proof: Graph | None  # the first of the two that can carry a proof; None if neither can
     input_shape: Shape
     output_shape: Shape
     had_softmax: bool
 
     @staticmethod
-    def of(net: Network) -> NetworkSnapshot:
-        """A snapshot, on the CPU; refuses weights that no proof covers."""
+    def of(net: Network, *, unproved: bool = False) -> NetworkSnapshot:
+        """A snapshot, on the CPU; refuses weights that no proof covers, unless it may be `unproved`."""
         if isinstance(net, NetworkSnapshot):
             return net
         with torch.no_grad():
             own, double = net.bind(), net.bind(torch.float64)
             if own.device.type != "cpu":
                 raise PolycertError(f"the exact certifier works on the CPU, but the model is on {own.device}: move it")
-            proof = provable(net, own)
+            proof = None if unproved and (own.computed or double.computed) else provable(net, own)
         return NetworkSnapshot(own, double, proof, net.input_shape, net.output_shape, net.softmax)
 
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
@@ -57,6 +57,6 @@ class NetworkSnapshot(Network):
         """The network in exact arithmetic."""
         return RationalNetwork(self.double)
 
-    def proving(self, region: Region) -> Graph:
+    def proving(self, region: Region) -> Graph | None:
         """The cheapest graph whose bounds over a region are proofs: inputs must survive its type."""
-        return self.proof if holds(self.proof.dtype, region.x) else self.double
+        return self.proof if self.proof is None or holds(self.proof.dtype, region.x) else self.double

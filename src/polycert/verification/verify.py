@@ -16,12 +16,13 @@ from polycert.certification.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
-from polycert.sets.ball import Array, Ball
+from polycert.sets.ball import Array, Ball, Region
 from polycert.verification.journal import open_journal
 from polycert.verification.milp import get_solver
 from polycert.verification.pool import in_rounds
-from polycert.verification.question import Question, VerificationSettings
+from polycert.verification.question import LabelQuestion, Question, SetQuestion, VerificationSettings
 from polycert.verification.snapshot import NetworkSnapshot
+from polycert.verification.specification import Specification
 from polycert.verification.verdicts import SampleVerdict, Verdict, Verdicts
 
 Progress = Callable[[int, int], None]  # samples done, samples in all
@@ -47,7 +48,8 @@ def verify(
     """Decide for each sample whether every point of its set keeps the label: `robust`, `falsified` or `unknown`.
 
     Stages, each on what the ones before left open: a forward pass, `ibp` and `crown` bounds, an attack, optimised
-    slopes, branch and bound on the sides of unstable units, and a mixed-integer program for the rest.
+    slopes, branch and bound on the sides of unstable units and, where few inputs can move, on the inputs, and a
+    mixed-integer program for the rest.
 
     Args:
         net: from `capture` or `load`, or a module, on the CPU.
@@ -86,6 +88,55 @@ def verify(
     return collect(question, found)
 
 
+def decide(
+    net: Network | nn.Module,
+    region: Region,
+    spec: Specification,
+    *,
+    timeout: float,
+    memory: int = 2**30,
+    solver: str = "highs",
+    trust_solver: bool = False,
+    seed: int = 0,
+) -> Verdict:
+    """Decide whether every point of a set keeps a linear specification of the output.
+
+    Args:
+        net: any network the library takes; weights as they are now.
+        region: the set around one sample: `Ball(...).at(x)` with x `[1, *shape]`, best in float64. A box with sides of
+            its own for every feature is `Ball(inf, eps, low, high)` with arrays `low` and `high` and a large eps.
+        spec: for every clause, at least one of its rows must be positive everywhere; `Specification.never` makes one
+            from unsafe sets, `Specification.margins` from a label.
+        timeout, memory, solver, trust_solver, seed: as in `verify`.
+
+    Returns:
+        A verdict: `robust` means that the specification holds at every point (a proof), `falsified` that the
+        counterexample breaks it, checked by forward passes. What a solver alone believes is `unknown` with the proof
+        `solver`.
+
+    Examples:
+        >>> net = polycert.capture(torch.nn.Linear(2, 2), (2,))
+        >>> region = polycert.Ball(eps=0.1).at(torch.zeros(1, 2, dtype=torch.float64))
+        >>> decide(net, region, Specification.margins(0, 2), timeout=10).status in ("robust", "falsified")
+        True
+    """
+    get_solver(solver)
+    network, _ = as_inputs(net, region.x)
+    if len(region.x) != 1:
+        raise PolycertError(f"decide takes the set around one sample, got {len(region.x)}: call it for each")
+    if tuple(spec.rows.shape[1:]) != network.output_shape:
+        raise PolycertError(
+            f"the specification has rows of shape {tuple(spec.rows.shape[1:])}, "
+            f"the network's output has {network.output_shape}"
+        )
+    exact = region.to(torch.float64)
+    network.check_inside(exact)
+    settings = VerificationSettings(timeout=timeout, memory=memory, solver=solver, seed=seed)
+    question = SetQuestion(NetworkSnapshot.of(network), exact, settings, (spec,))
+    ((_, verdict),) = decisions(question, batch=1, workers=1, total=timeout)
+    return verdict.trusting() if trust_solver else verdict
+
+
 def ask(
     net: Network | nn.Module,
     x: Array,
@@ -93,20 +144,20 @@ def ask(
     ball: Ball,
     settings: VerificationSettings,
     index: Tensor | None = None,
-) -> Question:
+) -> LabelQuestion:
     """Check what was given, and make a question of it."""
     network, inputs = as_inputs(net, x)
     region = ball.at(inputs.double())
     network.check_inside(region)
-    frozen = NetworkSnapshot.of(network)
-    classes = classes_of(frozen.own)
+    snapshot = NetworkSnapshot.of(network)
+    classes = classes_of(snapshot.own)
     with torch.no_grad():
-        outputs = torch.cat([frozen.own.forward(part.to(frozen.own.dtype)) for part in inputs.split(1000)])
-    check_finite(frozen.own, outputs)
+        outputs = torch.cat([snapshot.own.forward(part.to(snapshot.own.dtype)) for part in inputs.split(1000)])
+    check_finite(snapshot.own, outputs)
     prediction = outputs.argmax(1)
     label = as_labels(y, prediction, classes)
     places = torch.arange(len(inputs)) if index is None else index
-    return Question(frozen, region, label, prediction, places, settings)
+    return LabelQuestion(snapshot, region, settings, label, prediction, places)
 
 
 def decisions(
@@ -127,7 +178,7 @@ def decisions(
             yield position, decision
 
 
-def collect(question: Question, found: dict[int, Verdict]) -> Verdicts:
+def collect(question: LabelQuestion, found: dict[int, Verdict]) -> Verdicts:
     """Records of the samples that have a decision, in their order."""
     verdicts = [
         SampleVerdict(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,10 @@ class OnnxNetwork(Network):
     own: torch.dtype
     device: torch.device
     traces: dict[torch.dtype, Trace] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the session of onnxruntime, which another process starts anew."""
+        return {name: value for name, value in vars(self).items() if name != "replay"}
 
     @property
     def input_shape(self) -> Shape:  # type: ignore[override]
