@@ -202,7 +202,7 @@ def _double(value: Fraction) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(1e308, value)
+        return 1e308 if value > 0 else -1e308
 
 
 def _comparisons(tree: Tree) -> Iterator[Tree]:

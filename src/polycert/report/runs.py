@@ -182,7 +182,7 @@ def read_samples(path: Path) -> pd.DataFrame | None:
         frame = pd.read_parquet(path)
     except PolycertError:
         raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException) as error:
         raise PolycertError(f"cannot read {str(path)!r} as parquet: evaluate again with --samples") from error
     missing = [key for key in SAMPLE_KEYS if key not in frame or not is_numeric_dtype(frame[key])]
     if missing or frame.empty:

@@ -285,21 +285,15 @@ class SetQuestion(Question):
         """A longer one from more."""
         return self._attack(tries=16, steps=100, deadline=deadline)
 
-    @property
-    def late_attacks(self) -> int:
-        """As many as there is time for, in reason."""
-        return 20
-
-    def late_attack(self, k: int, spec: Specification, turn: int, deadline: float) -> Tensor:
-        """A long descent from many points."""
-        return self._points(k, spec, tries=32, steps=200, seed=self.settings.seed + turn + 1, deadline=deadline)
-
     def _attack(self, *, tries: int, steps: int, deadline: float) -> Iterator[Candidates]:
         for k, spec in enumerate(self.specifications):
-            points = self._points(k, spec, tries=tries, steps=steps, seed=self.settings.seed, deadline=deadline)
+            points = self.attack_points(k, spec, tries=tries, steps=steps, seed=self.settings.seed, deadline=deadline)
             yield Candidates(k, points[:REPLAYED])
 
-    def _points(self, k: int, spec: Specification, *, tries: int, steps: int, seed: int, deadline: float) -> Tensor:
+    def attack_points(
+        self, k: int, spec: Specification, *, tries: int, steps: int, seed: int, deadline: float
+    ) -> Tensor:
+        """The best points for some clauses of the k-th set, the most promising first."""
         graph = self.net.own
         pool = MANY_POINTS if self.free_inputs(k) <= FEW_INPUTS else tries
         region = self.region[k : k + 1].to(graph.dtype)

@@ -25,7 +25,7 @@ from polycert.sets.interval import round_down, round_up
 from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.input_split import Boxes, InputSplitting, Rows
 from polycert.verification.milp import get_solver
-from polycert.verification.question import SetQuestion, VerificationSettings
+from polycert.verification.question import REPLAYED, SetQuestion, VerificationSettings
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification
 from polycert.verification.verdicts import FALSIFIED, ROBUST
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 SAT, UNSAT, UNKNOWN, TIMEOUT = "sat", "unsat", "unknown", "timeout"
 CHECKED = 8  # boxes that are compared with onnxruntime at a time
-REPLAYED = 8  # points that onnxruntime is asked about at most
 
 
 class PropertyCounterexample(NamedTuple):
@@ -151,6 +150,16 @@ class PropertyQuestion(SetQuestion):
     def free_inputs(self, k: int) -> int:
         """Sides of one decimal are points, though no double holds them."""
         return self.boxes[k].free
+
+    @property
+    def late_attacks(self) -> int:
+        """As many as there is time for, in reason."""
+        return 20
+
+    def late_attack(self, k: int, spec: Specification, turn: int, deadline: float) -> Tensor:
+        """A long descent from many points."""
+        seed = self.settings.seed + turn + 1
+        return self.attack_points(k, spec, tries=32, steps=200, seed=seed, deadline=deadline)
 
     def sample_fingerprints(self) -> list[str]:
         """Of each box as it is written."""
