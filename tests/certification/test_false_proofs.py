@@ -26,9 +26,9 @@ from polycert.verification.beta_crown import Ascent
 from polycert.verification.branch_and_bound import BranchAndBound
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
+from polycert.verification.dual_bound import Nodes
 from polycert.verification.leaf_lp import solve_leaf
 from polycert.verification.milp import by_highs, solve
-from polycert.verification.nodes import Nodes
 from polycert.verification.pre_activation import relax
 from polycert.verification.reduced_problem import AffineMaps, Reduced, ReductionSource, reduce
 from polycert.verification.snapshot import NetworkSnapshot

@@ -27,9 +27,8 @@ from polycert.verification.beta_crown import DualPoint, ascend, look
 from polycert.verification.branch_and_bound import score_candidates
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
-from polycert.verification.dual_bound import OFF, ON, DualObjective, multipliers, proved_bound
+from polycert.verification.dual_bound import OFF, ON, DualObjective, Nodes, multipliers, proved_bound
 from polycert.verification.milp import SOLVERS, solve
-from polycert.verification.nodes import Nodes
 from polycert.verification.pre_activation import relax, tighter
 from polycert.verification.reduced_problem import LOCAL, Coefficients, Reduced, piecewise_linear, reduce
 from polycert.verification.snapshot import NetworkSnapshot

@@ -13,8 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.verification.dual_bound import OFF, ON, DualObjective, Multipliers, multipliers, unit_minima, worst_inputs
-from polycert.verification.nodes import Nodes
+from polycert.verification.dual_bound import (
+    OFF,
+    ON,
+    DualObjective,
+    Multipliers,
+    Nodes,
+    multipliers,
+    unit_minima,
+    worst_inputs,
+)
 from polycert.verification.reduced_problem import Reduced
 
 RATE = 0.15  # of slopes, which lie in [0, 1]

@@ -17,9 +17,17 @@ from torch import Tensor
 from polycert.verification.beta_crown import Ascent, ascend
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import Counterexample, CounterexampleCheck
-from polycert.verification.dual_bound import OFF, ON, DualObjective, Multipliers, multipliers, proved_bound, value
+from polycert.verification.dual_bound import (
+    OFF,
+    ON,
+    DualObjective,
+    Multipliers,
+    Nodes,
+    multipliers,
+    proved_bound,
+    value,
+)
 from polycert.verification.leaf_lp import LeafSolution, solve_leaf
-from polycert.verification.nodes import Nodes
 from polycert.verification.rational import Undecided
 from polycert.verification.rational_leaf import ExactLeaf
 from polycert.verification.reduced_problem import Reduced

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from polycert.verification.beta_crown import ascend
 from polycert.verification.budget import Budget
-from polycert.verification.dual_bound import DualObjective, multipliers, proved_bound
-from polycert.verification.nodes import Nodes
+from polycert.verification.dual_bound import DualObjective, Nodes, multipliers, proved_bound
 from polycert.verification.reduced_problem import AffineMaps, Reduced
 
 STEPS = 10
