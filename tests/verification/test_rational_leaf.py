@@ -12,6 +12,7 @@ from torch import nn
 import polycert as pc
 from polycert.graph import Graph, Node
 from polycert.rules.affine import Elementwise
+from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.decide import decide
 from polycert.verification.rational import RationalForm, RationalNetwork, Undecided
 from polycert.verification.rational_leaf import positive, solve
@@ -116,6 +117,14 @@ def test_a_witness_that_only_rounding_makes_fail_is_refused() -> None:
     assert float(layers(x)[0, 0]) == 0.0
     found = decide(pc.capture(layers, (2,)), pc.Ball(eps=0.0).at(x), Specification.margins(0, 2), timeout=5)
     assert found.status != "falsified"
+
+
+def test_a_point_that_exact_arithmetic_cannot_judge_is_no_counterexample() -> None:
+    """A batch norm computes its coefficients: its points are left to forward passes."""
+    net = network(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), shape=(1, 3, 3))
+    region = pc.Ball(eps=1.0).at(torch.zeros(1, 1, 3, 3, dtype=torch.float64))
+    check = CounterexampleCheck(net, region, Specification.margins(0, 2))
+    assert check.exactly(torch.zeros(9, dtype=torch.float64)) is None
 
 
 def test_the_slope_right_of_a_bend_is_a_number_of_its_own() -> None:

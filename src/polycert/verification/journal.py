@@ -148,7 +148,8 @@ class JournalReader:
         at = self.place[sample]
         region = self.question.region[slice(at, at + 1)]
         spec = Specification.margins(int(self.question.label[at]), self.question.net.output_shape[0])
-        found = CounterexampleCheck(self.question.net, region, spec).best(_array(text, region.x))
+        check, point = CounterexampleCheck(self.question.net, region, spec), _array(text, region.x)
+        found = check.best(point) or check.exactly(point)
         if found is None:
             raise BadLine("its counterexample is none")
         return found
