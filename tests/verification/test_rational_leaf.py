@@ -14,6 +14,7 @@ from polycert.graph import Graph, Node
 from polycert.rules.affine import Elementwise
 from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.decide import decide
+from polycert.verification.input_split import Boxes
 from polycert.verification.rational import RationalForm, RationalNetwork, Undecided
 from polycert.verification.rational_leaf import positive, solve
 from polycert.verification.snapshot import NetworkSnapshot
@@ -105,6 +106,13 @@ def test_ties_fail_and_next_to_ties_holds(norm: float, bias: float, status: str)
     found = decide(net, region, Specification.margins(0, 2), timeout=10)
     assert found.status == status
     assert (found.proof == "rigorous") == (status == "robust")
+
+
+def test_a_leaf_over_all_numbers_of_float64() -> None:
+    """A side that ends at the largest number, as a property may have it: half its width, made larger, has none."""
+    end = torch.tensor([[1.0, torch.finfo(torch.float64).max]], dtype=torch.float64)
+    net = pc.capture(corner_net(2.0**-1000), (2,))
+    assert decide(net, Boxes(-end, end).region(), Specification.margins(0, 2), timeout=5).status != "falsified"
 
 
 def test_a_witness_that_only_rounding_makes_fail_is_refused() -> None:
