@@ -45,7 +45,7 @@ def low_offset(patch: pytest.MonkeyPatch) -> None:
         return slope, Interval(low, high * (1 - 1e-3))
 
     patch.setattr(Relu, "parallel", wrong)
-    patch.setattr(LeakyRelu, "extent", _narrow(LeakyRelu.offset_range))
+    patch.setattr(LeakyRelu, "offset_range", _narrow(LeakyRelu.offset_range))
 
 
 def narrow_curves(patch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def narrow_curves(patch: pytest.MonkeyPatch) -> None:
         ends = self.forward(lower) - slope * lower, self.forward(upper) - slope * upper
         return Interval(torch.minimum(*ends), torch.maximum(*ends))
 
-    patch.setattr(SShaped, "extent", wrong)
+    patch.setattr(SShaped, "offset_range", wrong)
 
 
 def _narrow(right: Callable[..., Interval]) -> Callable[..., Interval]:
