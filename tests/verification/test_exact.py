@@ -24,7 +24,7 @@ from polycert.rules.affine import MatMul
 from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.interval import Interval
 from polycert.verification.beta_crown import DualPoint, ascend, look
-from polycert.verification.branch_and_bound import score_candidates
+from polycert.verification.branch_and_bound import BranchAndBound, score_candidates
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.dual_bound import OFF, ON, DualObjective, multipliers, proved_bound
@@ -309,6 +309,18 @@ def test_a_dual_bound_covers_what_underflow_takes_from_coefficients(size: float)
             Fraction(float(number.detach())) for number in (module[0].weight, module[0].bias, module[2].weight[0])
         )
         assert bound <= Fraction(size) * out * (slope * (Fraction(x) + Fraction(x / 2)) + shift)
+
+
+def test_a_leaf_that_comes_too_late_stays_open() -> None:
+    """Many leaves may be waiting when the time is up: none of them is settled any more."""
+    net, x = pc.capture(network(0, (), 2, 2, F64), (2,)), sample(0, 2)
+    problem, spec = problem_of(net, x, pc.Ball(eps=1e-6))
+    frozen = NetworkSnapshot.of(net)
+    check = CounterexampleCheck(frozen, pc.Ball(eps=1e-6).at(x), spec)
+    for seconds, left in ((60.0, set()), (0.0, {0})):
+        search = BranchAndBound(problem, check, Budget(60), seconds)
+        search._leaf(Nodes.roots(problem))
+        assert search.stuck == left
 
 
 @pytest.mark.parametrize("case", PIECEWISE, ids=str)
