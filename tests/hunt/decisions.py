@@ -234,7 +234,7 @@ class Ask:
                             break
                         point = space.lowest(exact(slope.flatten()))
                         if space.contains(point):
-                            yield [_fraction(p) for p in point]
+                            yield [fraction(p) for p in point]
             yield self.x
 
     def asked(self, network: pc.Network) -> tuple[str, Tensor | None]:
@@ -277,7 +277,7 @@ class Ask:
         return sum(m ** int(self.norm) for m in moves) <= self.eps ** int(self.norm)
 
 
-def _fraction(value: Any) -> Fraction:
+def fraction(value: Any) -> Fraction:
     sign, mantissa, exponent, _ = value._mpf_
     return Fraction(-mantissa if sign else mantissa) * Fraction(2) ** int(exponent)
 
