@@ -155,7 +155,7 @@ def test_float64_lines_hold_in_forty_digits(name: str, relaxation: str) -> None:
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_any_slope_is_sound(name: str) -> None:
-    """`extent` makes the offsets of whatever slope a search comes up with."""
+    """`offset_range` makes the offsets of whatever slope a search comes up with."""
     activation, function, _ = ACTIVATIONS[name]
     given = intervals(F64, 3000)
     slope = torch.rand(3000, dtype=F64, generator=generator(2)) * 1.2 * getattr(activation, "outer", 1.0)

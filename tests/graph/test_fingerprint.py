@@ -80,6 +80,7 @@ def test_the_same_values_agree() -> None:
     for same in (x.clone(), x.T.contiguous().T, nn.Parameter(x), torch.cat([x, x])[:3], x[:, :, None].squeeze(2)):
         assert fingerprint(same) == fingerprint(x)
     assert fingerprint(torch.ones(1).expand(5)) == fingerprint(torch.ones(5))
+    assert fingerprint(torch.ones(()).expand(1, 1)) == fingerprint(torch.ones(1, 1))
     assert fingerprint(np.ones((2, 3))) == fingerprint(np.asfortranarray(np.ones((2, 3))))
     used = Two(1, 2)
     assert used.sum == 3

@@ -29,20 +29,20 @@ ONE, ZERO = Fraction(1), Fraction(0)
 TIMEOUT = 6.0
 
 
-def _leaky(leak: float) -> list[Piece]:
+def leaky(leak: float) -> list[Piece]:
     return [Piece(None, ZERO, Fraction(leak), ZERO), Piece(ZERO, None, ONE, ZERO)]
 
 
-def _clamp(low: float, high: float) -> list[Piece]:
+def clamped(low: float, high: float) -> list[Piece]:
     a, b = Fraction(low), Fraction(high)
     return [Piece(None, a, ZERO, a), Piece(a, b, ONE, ZERO), Piece(b, None, ZERO, b)]
 
 
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], list[Piece]]] = {
-    "relu": (F.relu, _leaky(0.0)),
-    "leaky": (partial(F.leaky_relu, negative_slope=0.1), _leaky(0.1)),
-    "abs": (torch.abs, _leaky(-1.0)),
-    "clamp": (partial(torch.clamp, min=-0.5, max=0.75), _clamp(-0.5, 0.75)),
+    "relu": (F.relu, leaky(0.0)),
+    "leaky": (partial(F.leaky_relu, negative_slope=0.1), leaky(0.1)),
+    "abs": (torch.abs, leaky(-1.0)),
+    "clamp": (partial(torch.clamp, min=-0.5, max=0.75), clamped(-0.5, 0.75)),
 }
 SIZES = (
     (1, 1, 2),
@@ -165,7 +165,7 @@ class Ask:
             ([[Fraction(v) for v in row] for row in weight], [Fraction(v) for v in bias])
             for weight, bias in zip(weights, biases, strict=True)
         ]
-        return Net(layers, self.pieces)
+        return Net.chain(layers, self.pieces)
 
     def _clauses(self, count: int) -> list[list[tuple[Row, Fraction]]]:
         """The margins of the label; or general ones, of up to two rows, as VNN-LIB has them."""
@@ -234,7 +234,7 @@ class Ask:
                             break
                         point = space.lowest(exact(slope.flatten()))
                         if space.contains(point):
-                            yield [_fraction(p) for p in point]
+                            yield [fraction(p) for p in point]
             yield self.x
 
     def asked(self, network: pc.Network) -> tuple[str, Tensor | None]:
@@ -277,7 +277,7 @@ class Ask:
         return sum(m ** int(self.norm) for m in moves) <= self.eps ** int(self.norm)
 
 
-def _fraction(value: Any) -> Fraction:
+def fraction(value: Any) -> Fraction:
     sign, mantissa, exponent, _ = value._mpf_
     return Fraction(-mantissa if sign else mantissa) * Fraction(2) ** int(exponent)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tests.hunt import fingerprints, journals, onnx_mutants, properties, readers
+from tests.hunt.assembled import Mixtures
 from tests.hunt.decisions import Decisions
 from tests.hunt.geometry import Geometry
 from tests.hunt.inputs import Inputs
@@ -27,6 +28,7 @@ KINDS: tuple[Entry, ...] = (
     Entry(Networks("linear", tuple(case.name for case in LINEAR)), 1.0, 50),
     Entry(Networks("underflow", THIN, opposite=0.9), 1.0, 60),
     Entry(Decisions(), 2.0, 50),
+    Entry(Mixtures(), 2.0, 40),
     Entry(Geometry(), 1.0, 600),
     Entry(Inputs(), 0.5, 80),
     Entry(Relaxations(), 1.0, 200),

@@ -44,26 +44,62 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Net:
-    """Layers of weights and biases; between them one activation in pieces."""
+class Sum:
+    """Rows over earlier values, by their places, all added up with a constant."""
 
-    layers: list[tuple[list[Row], Row]]
+    parts: list[tuple[int, list[Row]]]
+    constant: Row
+
+    def of(self, values: Sequence[Row]) -> Row:
+        """Its value."""
+        found = list(self.constant)
+        for place, rows in self.parts:
+            found = [
+                b + sum((w * v for w, v in zip(row, values[place], strict=True)), ZERO)
+                for row, b in zip(rows, found, strict=True)
+            ]
+        return found
+
+
+@dataclass(frozen=True)
+class Bend:
+    """An activation in pieces of every entry of an earlier value."""
+
+    place: int
     pieces: list[Piece]
 
-    def outputs(self, x: Row) -> Row:
-        """The exact outputs at a point."""
-        for k, (weight, bias) in enumerate(self.layers):
-            x = [sum((w * v for w, v in zip(row, x, strict=True)), b) for row, b in zip(weight, bias, strict=True)]
-            if k < len(self.layers) - 1:
-                x = [self.apply(z) for z in x]
-        return x
+    def of(self, values: Sequence[Row]) -> Row:
+        """Its value."""
+        return [self._apply(z) for z in values[self.place]]
 
-    def apply(self, z: Fraction) -> Fraction:
-        """The activation of one number."""
+    def _apply(self, z: Fraction) -> Fraction:
         for piece in self.pieces:
             if (piece.low is None or z >= piece.low) and (piece.high is None or z <= piece.high):
                 return piece.gain * z + piece.shift
         raise AssertionError("pieces cover the line")
+
+
+@dataclass(frozen=True)
+class Net:
+    """Steps in order; value 0 is the input, value k + 1 that of step k, the last one the output."""
+
+    steps: list[Sum | Bend]
+
+    @staticmethod
+    def chain(layers: list[tuple[list[Row], Row]], pieces: list[Piece]) -> Net:
+        """Layers of weights and biases, with one activation between them."""
+        steps: list[Sum | Bend] = []
+        for weight, bias in layers:
+            steps += [Bend(len(steps), pieces)] if steps else []
+            steps.append(Sum([(len(steps), weight)], bias))
+        return Net(steps)
+
+    def outputs(self, x: Row) -> Row:
+        """The exact outputs at a point."""
+        values = [x]
+        for step in self.steps:
+            values.append(step.of(values))
+        return values[-1]
 
 
 @dataclass(frozen=True)
@@ -142,22 +178,28 @@ def _regions(net: Net, domain: Domain) -> Iterator[tuple[Limits, list[Affine]]]:
     """All choices of a piece for each unit, those that are plainly empty left out."""
     size = len(domain.inputs[0].slope)
 
-    def layer(k: int, values: list[Affine], limits: Limits) -> Iterator[tuple[Limits, list[Affine]]]:
-        weight, bias = net.layers[k]
-        before = [total(list(zip(row, values, strict=True)), b, size) for row, b in zip(weight, bias, strict=True)]
-        if k == len(net.layers) - 1:
-            yield limits, before
-        else:
-            yield from unit(k, before, [], limits)
-
-    def unit(
-        k: int, before: list[Affine], after: list[Affine], limits: Limits
-    ) -> Iterator[tuple[Limits, list[Affine]]]:
-        if len(after) == len(before):
-            yield from layer(k + 1, after, limits)
+    def after(values: list[list[Affine]], limits: Limits) -> Iterator[tuple[Limits, list[Affine]]]:
+        if len(values) > len(net.steps):
+            yield limits, values[-1]
             return
-        z = before[len(after)]
-        for piece in net.pieces:
+        step = net.steps[len(values) - 1]
+        if isinstance(step, Bend):
+            yield from bent(step, values, [], limits)
+            return
+        found = []
+        for k, b in enumerate(step.constant):
+            terms = [pair for place, rows in step.parts for pair in zip(rows[k], values[place], strict=True)]
+            found.append(total(terms, b, size))
+        yield from after([*values, found], limits)
+
+    def bent(
+        step: Bend, values: list[list[Affine]], done: list[Affine], limits: Limits
+    ) -> Iterator[tuple[Limits, list[Affine]]]:
+        if len(done) == len(values[step.place]):
+            yield from after([*values, done], limits)
+            return
+        z = values[step.place][len(done)]
+        for piece in step.pieces:
             more = []
             if piece.low is not None:
                 more.append(([-a for a in z.slope], z.offset - piece.low))
@@ -167,9 +209,9 @@ def _regions(net: Net, domain: Domain) -> Iterator[tuple[Limits, list[Affine]]]:
             rows, ends = domain.rows + [a for a, _ in held], domain.limits + [b for _, b in held]
             if minimise([ZERO] * size, rows, ends) is not None:
                 value = z.scaled(piece.gain)
-                yield from unit(k, before, [*after, Affine(value.slope, value.offset + piece.shift)], held)
+                yield from bent(step, values, [*done, Affine(value.slope, value.offset + piece.shift)], held)
 
-    yield from layer(0, domain.inputs, [])
+    yield from after([domain.inputs], [])
 
 
 def minimise(cost: Row, rows: list[Row], limits: Row) -> tuple[Fraction, Row] | None:

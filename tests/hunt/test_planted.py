@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from polycert.rules.s_shaped import SShaped
 from polycert.sets import geometry
 from polycert.sets.ball import Region
 from polycert.sets.interval import Interval, Rounding
+from polycert.verification import rational_leaf
 from tests.hunt.kind import Kind
 from tests.hunt.kinds import by_name
 from tests.hunt.outcome import Outcome, case_of, try_case
@@ -45,7 +47,7 @@ def low_offset(patch: pytest.MonkeyPatch) -> None:
         return slope, Interval(low, high * (1 - 1e-3))
 
     patch.setattr(Relu, "parallel", wrong)
-    patch.setattr(LeakyRelu, "extent", _narrow(LeakyRelu.offset_range))
+    patch.setattr(LeakyRelu, "offset_range", _narrow(LeakyRelu.offset_range))
 
 
 def narrow_curves(patch: pytest.MonkeyPatch) -> None:
@@ -55,7 +57,7 @@ def narrow_curves(patch: pytest.MonkeyPatch) -> None:
         ends = self.forward(lower) - slope * lower, self.forward(upper) - slope * upper
         return Interval(torch.minimum(*ends), torch.maximum(*ends))
 
-    patch.setattr(SShaped, "extent", wrong)
+    patch.setattr(SShaped, "offset_range", wrong)
 
 
 def _narrow(right: Callable[..., Interval]) -> Callable[..., Interval]:
@@ -102,6 +104,15 @@ def hopeful(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pc, "verify", wrong)
 
 
+def ties_hold(patch: pytest.MonkeyPatch) -> None:
+    """Exact arithmetic takes a tie for a proof."""
+    right = rational_leaf.positive
+    hair = Fraction(1, 2**3000)
+    patch.setattr(
+        rational_leaf, "positive", lambda region, line: right(region, line._replace(constant=line.constant + hair))
+    )
+
+
 def unchecked_numbers(patch: pytest.MonkeyPatch) -> None:
     """NaN and infinite numbers are let in."""
     patch.setattr(inputs, "all_finite", lambda values: True)
@@ -123,6 +134,10 @@ PLANTS: list[tuple[str, Plant, int]] = [
     ("relaxations", no_slack, 60),
     ("exact", hopeful, 60),
     ("exact", no_slack, 60),
+    ("exact", ties_hold, 150),
+    ("assembled", hopeful, 60),
+    ("assembled", no_slack, 150),
+    ("assembled", ties_hold, 150),
     ("inputs", unchecked_numbers, 200),
 ]
 

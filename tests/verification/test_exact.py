@@ -24,7 +24,7 @@ from polycert.rules.affine import MatMul
 from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.interval import Interval
 from polycert.verification.beta_crown import DualPoint, ascend, look
-from polycert.verification.branch_and_bound import score_candidates
+from polycert.verification.branch_and_bound import BranchAndBound, score_candidates
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
 from polycert.verification.dual_bound import OFF, ON, DualObjective, Nodes, multipliers, proved_bound
@@ -285,6 +285,41 @@ def test_any_multipliers_give_a_valid_bound(case: Case, norm: float) -> None:
         fits = ((z[None] * split[:, None]) >= 0).all(2)  # [nodes, points]
         values = weight @ rows.T
         assert bool((values >= bound[:, None])[fits].all())
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30])
+def test_a_dual_bound_covers_what_underflow_takes_from_coefficients(size: float) -> None:
+    """The product of multiplier and weight has few digits left, and the input is huge; against fractions."""
+    x, split = 1e300, torch.tensor([[ON]], dtype=torch.int8)
+    weight, beta = torch.full((1, 1), size, dtype=F64), torch.zeros(1, 1, dtype=F64)
+    for seed in range(30):
+        module = network(seed, (1,), 1, 2, F64)
+        gain, fall = (1 + torch.rand(2, generator=torch.Generator().manual_seed(seed), dtype=F64)).tolist()
+        with torch.no_grad():
+            module[0].weight.fill_(gain * 1e-290)
+            module[0].bias.copy_(-module[0].weight[0] * x)
+            module[2].weight.copy_(torch.tensor([[-fall], [0.0]], dtype=F64))
+            module[2].bias.zero_()
+        net, point = pc.capture(module, (1,)), torch.tensor([[x]], dtype=F64)
+        problem, _ = problem_of(net, point, pc.Ball(math.inf, x / 2), Specification.margins(0, 2))
+        at = multipliers(problem, split, beta, beta, DualObjective.of(problem, weight))
+        bound = Fraction(float(proved_bound(problem, split, at.nu, weight)))
+        slope, shift, out = (
+            Fraction(float(number.detach())) for number in (module[0].weight, module[0].bias, module[2].weight[0])
+        )
+        assert bound <= Fraction(size) * out * (slope * (Fraction(x) + Fraction(x / 2)) + shift)
+
+
+def test_a_leaf_that_comes_too_late_stays_open() -> None:
+    """Many leaves may be waiting when the time is up: none of them is settled any more."""
+    net, x = pc.capture(network(0, (), 2, 2, F64), (2,)), sample(0, 2)
+    problem, spec = problem_of(net, x, pc.Ball(eps=1e-6))
+    frozen = NetworkSnapshot.of(net)
+    check = CounterexampleCheck(frozen, pc.Ball(eps=1e-6).at(x), spec)
+    for seconds, left in ((60.0, set()), (0.0, {0})):
+        search = BranchAndBound(problem, check, Budget(60), seconds)
+        search._leaf(Nodes.roots(problem))
+        assert search.stuck == left
 
 
 @pytest.mark.parametrize("case", PIECEWISE, ids=str)

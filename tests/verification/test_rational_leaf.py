@@ -12,6 +12,8 @@ from torch import nn
 import polycert as pc
 from polycert.graph import Graph, Node
 from polycert.rules.affine import Elementwise
+from polycert.verification.counterexample import CounterexampleCheck
+from polycert.verification.input_split import Boxes
 from polycert.verification.rational import RationalForm, RationalNetwork, Undecided
 from polycert.verification.rational_leaf import positive, solve
 from polycert.verification.snapshot import NetworkSnapshot
@@ -106,6 +108,13 @@ def test_ties_fail_and_next_to_ties_holds(norm: float, bias: float, status: str)
     assert (found.proof == "rigorous") == (status == "robust")
 
 
+def test_a_leaf_over_all_numbers_of_float64() -> None:
+    """A side that ends at the largest number, as a property may have it: half its width, made larger, has none."""
+    end = torch.tensor([[1.0, torch.finfo(torch.float64).max]], dtype=torch.float64)
+    net = pc.capture(corner_net(2.0**-1000), (2,))
+    assert decide(net, Boxes(-end, end).region(), Specification.margins(0, 2), timeout=5).status != "falsified"
+
+
 def test_a_witness_that_only_rounding_makes_fail_is_refused() -> None:
     """In float64 the margin at x is 0; in truth it is 1."""
     layers = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)).double()
@@ -116,6 +125,14 @@ def test_a_witness_that_only_rounding_makes_fail_is_refused() -> None:
     assert float(layers(x)[0, 0]) == 0.0
     found = decide(pc.capture(layers, (2,)), pc.Ball(eps=0.0).at(x), Specification.margins(0, 2), timeout=5)
     assert found.status != "falsified"
+
+
+def test_a_point_that_exact_arithmetic_cannot_judge_is_no_counterexample() -> None:
+    """A batch norm computes its coefficients: its points are left to forward passes."""
+    net = network(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), shape=(1, 3, 3))
+    region = pc.Ball(eps=1.0).at(torch.zeros(1, 1, 3, 3, dtype=torch.float64))
+    check = CounterexampleCheck(net, region, Specification.margins(0, 2))
+    assert check.exactly(torch.zeros(9, dtype=torch.float64)) is None
 
 
 def test_the_slope_right_of_a_bend_is_a_number_of_its_own() -> None:

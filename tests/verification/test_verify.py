@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -253,6 +255,21 @@ def test_a_line_cut_anywhere_costs_that_line_only(
         assert pc.verify(net, x[:6], None, BALL, journal=path).status == found.status[:6]
         assert sum(asked) == 6 - kept
         assert len(path.read_bytes().splitlines()) == 7
+
+
+def test_a_counterexample_of_exact_arithmetic_is_taken_up(tmp_path: Path) -> None:
+    """At the corner the margin is 0; in float64 it is above 0, in the search as in the next run."""
+    layer, tiny = torch.nn.Linear(2, 2).double(), 2.0**-30
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[-1 - tiny, 1 + 2 * tiny], [0.0, 0.0]], dtype=torch.float64))
+        layer.bias.copy_(torch.tensor([tiny * tiny, 0.0]))
+    sample = torch.tensor([[0.75 + tiny, 1.25]], dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ask = partial(pc.verify, layer, sample, torch.tensor([0]), pc.Ball(eps=0.25), journal=tmp_path / "journal")
+        runs = [ask(), ask()]
+    assert [run.status for run in runs] == [("falsified",)] * 2
+    assert [run.decisions[0].resumed for run in runs] == [False, True]
 
 
 def test_another_questions_journal_is_refused_and_left_alone(net: pc.Network, x: Tensor, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Pieces(NamedTuple):
 
 
 class Activation(Op):
-    """A function applied to each entry. Relaxations choose slopes; `extent` makes any slope sound."""
+    """A function applied to each entry. Relaxations choose slopes; `offset_range` makes any slope sound."""
 
     out_shape: Shape
 
@@ -122,7 +122,7 @@ class Activation(Op):
         """An upper bound of |f| on the interval."""
 
     def sizes(self, slope: Tensor, given: Interval) -> Tensor:
-        """The sizes of the numbers that `extent` adds up: what its rounding is relative to.
+        """The sizes of the numbers that `offset_range` adds up: what its rounding is relative to.
 
         A slope that is a number of the model's code may be too small for the type.
         """

@@ -59,7 +59,7 @@ class SShaped(Activation):
         wide = upper - lower > 1e-3
         width = torch.where(wide, upper - lower, torch.ones_like(upper))
         slope = (self.core(upper) - self.core(lower)) / width
-        # Close ends cancel: the derivative in the middle is as good there, and `extent` is sound for any slope.
+        # Close ends cancel: the derivative in the middle is as good there, and `offset_range` is sound for any slope.
         return gain * torch.where(wide, slope, self.core_slope((lower + upper) / 2)).clamp(max=1)
 
     def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -164,7 +164,10 @@ class BranchAndBound:
         return len(nodes) * (size + 4 * self.fast.units.direct.shape[1]) > self.budget.memory
 
     def _leaf(self, node: Nodes) -> None:
-        """Settle a node without free units by a linear program."""
+        """Settle a node without free units by a linear program; when time is up its clause stays open."""
+        if self.witness is not None or not self._in_time:
+            self.stuck.add(int(node.clause))
+            return
         leaf = solve_leaf(self.problem, node)
         self.budget.evaluations += 1
         if leaf is None:

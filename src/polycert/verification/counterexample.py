@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -22,6 +23,7 @@ from polycert.verification.specification import Specification, worst_clause
 # Whole powers are checked in fractions; others, and huge ones, in float64 with this much room.
 LARGEST_POWER = 64
 ROOM = 1e-9
+LOWEST = -Fraction(sys.float_info.max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +69,17 @@ class CounterexampleCheck:
         return Counterexample(points[k], float(margin[k]), float(own[k]))
 
     def exactly(self, point: Tensor) -> Counterexample | None:
-        """A point `[inputs]`, float64, as a witness if it fails without any rounding."""
+        """A point `[inputs]`, float64, as a witness if exact arithmetic shows that it fails."""
         shaped = point.reshape(self.region.x.shape[1:])
-        margin = self.margin(shaped)
+        try:
+            margin = self.margin(shaped)
+        except Undecided:
+            return None
         if margin > 0 or not self.inside(shaped):
             return None
         with torch.no_grad():
             own = self.spec.worst(self.net.own.forward(shaped[None].to(self.net.own.dtype)))
-        return Counterexample(shaped, float(margin), float(own[0]))
+        return Counterexample(shaped, float(max(margin, LOWEST)), float(own[0]))
 
     def margin(self, point: Tensor) -> Fraction:
         """The least over the clauses of their largest row at one input `[*shape]`, without rounding."""

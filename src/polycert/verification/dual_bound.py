@@ -101,7 +101,7 @@ def proved_bound(problem: Reduced, split: Tensor, nu: Tensor, weight: Tensor) ->
     at = Multipliers(nu, aim.through + nu @ problem.units.through)
     slope = aim.direct + nu @ problem.units.direct
     units, rows = problem.slack
-    slack = (nu.abs() @ units + weight @ rows) * 1.01 + problem.rounding.tiny
+    slack = (nu.abs() @ units + weight @ rows) * 1.01 + problem.underflow
     return at_least(value(problem, split, at, aim, slope, problem.rounding) - slack)
 
 

@@ -54,7 +54,8 @@ class Boxes(NamedTuple):
             near = centre.to(dtype).to(centre.dtype)
             centre = torch.where((near >= self.lower) & (near <= self.upper), near, centre)
         reach = torch.maximum(centre - self.lower, self.upper - centre).flatten(1).amax(1).double()
-        return Region(centre, math.inf, reach * (1 + 1e-6) + 1e-300, self.lower, self.upper, "open")
+        eps = (reach * (1 + 1e-6) + 1e-300).clamp(max=torch.finfo(reach.dtype).max)
+        return Region(centre, math.inf, eps, self.lower, self.upper, "open")
 
 
 class Rows(NamedTuple):

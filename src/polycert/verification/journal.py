@@ -145,7 +145,8 @@ class JournalReader:
     def _witness(self, text: str, sample: str) -> Counterexample:
         """The counterexample, if it is one."""
         at = self.place[sample]
-        found = self.question.check(at).best(_array(text, self.question.region.x[at : at + 1]))
+        check, point = self.question.check(at), _array(text, self.question.region.x[at : at + 1])
+        found = check.best(point) or check.exactly(point)
         if found is None:
             raise BadLine("its counterexample is none")
         return found

@@ -23,7 +23,7 @@ from polycert.forms import Identity
 from polycert.graph import Graph
 from polycert.rules import Activation, Linear, Pieces
 
-LARGEST_OP = 2**24  # coefficients of one op, zeros included
+LARGEST_OP = 2**22  # coefficients of one op, zeros included: more take seconds and gigabytes
 MANTISSA = 53
 
 

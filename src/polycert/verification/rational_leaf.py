@@ -30,7 +30,7 @@ from polycert.verification.reduced_problem import Reduced
 
 MOST_ROWS = 60  # equations in fractions
 NEAR_AN_END = 1e-7  # of eps: an input this near to an end stands at it
-SAFETY = 1 + Fraction(1, 2**40)  # on a norm that is no rational number
+SAFETY = Fraction(1, 2**50)  # for each term of a norm that is no rational number, and for a thousand more
 
 Numbers = list[Fraction]
 
@@ -212,7 +212,7 @@ def _larger(value: Fraction, prices: Sequence[Fraction], eps: Fraction, norm: fl
     # In units of the largest: the prices themselves may be below all that float64 can hold.
     shares = torch.tensor([float(price / top) for price in prices], dtype=torch.float64)
     size = float(power_norm(shares, norm / (norm - 1)))
-    return math.isfinite(size) and value > eps * top * Fraction(size) * SAFETY
+    return math.isfinite(size) and value > eps * top * Fraction(size) * (1 + SAFETY * (len(prices) + 1000))
 
 
 def exact_box(region: Region) -> list[tuple[Fraction, Fraction]]:

@@ -165,6 +165,12 @@ class Reduced:
         units = total(self.units) + 4 * gamma * ends
         return 1.01 * units + self.rounding.tiny, 1.01 * total(self.rows) + self.rounding.tiny
 
+    @cached_property
+    def underflow(self) -> Tensor:
+        """What a bound may lose whatever its multipliers: a coefficient adds up a product for each unit and row."""
+        size = self.region.magnitude.sum() + torch.maximum(self.upper, -self.lower).sum()
+        return self.rounding.smallest * (self.count + len(self.rows.offset)) * size + self.rounding.tiny
+
     def to(self, dtype: torch.dtype) -> Reduced:
         """For searching in another type; bounds then prove nothing."""
         return replace(
