@@ -362,3 +362,48 @@ def test_a_rule_that_misreads_its_call_is_noticed(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setitem(RULES, "aten.leaky_relu.default", misread)
     assert "leaky_relu" in refusal(module)
+
+
+class Rotated(nn.Module):
+    """Zero for all but huge inputs; the real part of what it computes on the way is always zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turn", torch.tensor(1j))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu((x * self.turn).abs() - 2e6)
+
+
+def test_complex_numbers_on_the_way_are_refused() -> None:
+    assert "complex64" in refusal(Rotated())
+
+
+class Cell(nn.Module):
+    """A recurrent cell, from a state that depends on its input, with one of its two offsets."""
+
+    def __init__(self, kind: str, place: int) -> None:
+        super().__init__()
+        self.kind, self.place = kind, place
+        rows = 2 * {"lstm": 4, "gru": 3}.get(kind, 1)
+        self.a, self.b = (nn.Parameter(torch.randn(rows, 2)) for _ in range(2))
+        self.offset = nn.Parameter(torch.zeros(rows))
+
+    def forward(self, x: Tensor) -> Tensor:
+        offsets = [self.offset if place == self.place else None for place in (0, 1)]
+        state = (x.tanh(), x.tanh()) if self.kind == "lstm" else x.tanh()
+        made = getattr(torch, f"{self.kind}_cell")(x, state, self.a, self.b, *offsets)
+        return made[0] if self.kind == "lstm" else made
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+def test_an_offset_that_was_zero_when_captured_counts(kind: str, place: int) -> None:
+    """The cell's other offset is left out; what training makes of this one must show."""
+    torch.manual_seed(0)
+    module = Cell(kind, place)
+    net = pc.capture(module, (2,))
+    nn.init.normal_(module.offset)
+    x = torch.randn(5, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), module(x))

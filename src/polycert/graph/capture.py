@@ -252,7 +252,7 @@ class CapturedNetwork(Network):
         self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor
     ) -> Op | Decomposition:
         if _single(call):
-            _check_batch(call)
+            _check_value(call)
         target = str(call.target)
         training = "batch_norm" in target and self._owner(call).training
         shape = (_shape(call) or (1,)) if _single(call) else ()
@@ -274,7 +274,7 @@ class CapturedNetwork(Network):
             )
             return Value(0)
         try:
-            _check_batch(call)
+            _check_value(call)
         except ValueError as error:
             problems.append(f"node '{call.name}': {error}")
         return results[position]
@@ -391,8 +391,11 @@ def _single(node: fx.Node) -> bool:
     return isinstance(node.meta["val"], Tensor)
 
 
-def _check_batch(call: fx.Node) -> None:
+def _check_value(call: fx.Node) -> None:
+    """Real numbers for each sample of the batch."""
     value = call.meta["val"]
+    if value.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"it gives numbers of type {value.dtype}: only float32 and float64 are supported")
     if (value.shape[0] if value.dim() else 0) != TRACE_BATCH:
         raise ValueError("the batch must stay the first axis, untouched")
 
