@@ -473,6 +473,7 @@ def test_other_spellings_are_errors(text: str) -> None:
         (("1e-400", "2e-400"), "(assert (<= Y_0 0))", False),  # and no double
         (("0.1", "0.1"), "(assert (> Y_0 0.1))", False),
         (("0.1", "0.1"), "(assert (> Y_0 0.09))", True),
+        (("0.1", "0.1"), "(assert (and))", True),
         (("0", "0.1"), "(assert (>= Y_0 0.09))", True),
         (("1e-50", "2e-50"), "(assert (<= Y_0 1e-30))", True),
     ],

@@ -72,7 +72,7 @@ class ClauseTensors(NamedTuple):
     @staticmethod
     def of(clauses: Sequence[Clause], graph: Graph) -> ClauseTensors:
         """From arrays, in the graph's type."""
-        most = max(1, *(len(clause.rows) for clause in clauses))  # a clause without rows is always fulfilled
+        most = max(len(clause.rows) for clause in clauses)
         like = torch.empty(0, dtype=graph.dtype, device=graph.device)
         rows = like.new_zeros(len(clauses), most, clauses[0].rows.shape[1])
         constants = like.new_full((len(clauses), most), -math.inf)
