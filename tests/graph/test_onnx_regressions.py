@@ -129,6 +129,11 @@ def test_an_output_without_a_name_is_not_an_input_left_out(tmp_path: Path) -> No
     same(pc.load(written(tmp_path, (1, 3, 2), build)), rand(5, 3, 2))
 
 
+def test_a_file_of_nothing_but_fused_calls_is_read(tmp_path: Path) -> None:
+    net = pc.load(written(tmp_path, (1, 3), lambda g: g("Mul", "x", g("Sigmoid", "x"))))
+    same(net, rand(5, 3))
+
+
 # --- thresholds ----------------------------------------------------------------------------------------------------
 
 
