@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import polycert as pc
 from polycert.graph.arguments import check_read
 from polycert.rules import RULES, Call, Value
+from polycert.rules.affine import MatMul
 from polycert.rules.convex import Softplus
 from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.interval import Interval, Rounding
@@ -79,7 +80,7 @@ IGNORED: dict[str, tuple[str, nn.Module]] = {
         hidden(lambda m, h: m.b(m.n(h)), n=nn.BatchNorm1d(4, track_running_stats=False)),
     ),
     "softplus": ("threshold=2.0", hidden(lambda m, h: m.b(F.softplus(h - 9, 1, 2.0)))),
-    "sum-dtype": ("dtype=torch.float16", hidden(lambda m, h: m.b(h + h.sum(1, keepdim=True, dtype=torch.float16)))),
+    "sum-dtype": ("torch.float16", hidden(lambda m, h: m.b(h + h.sum(1, keepdim=True, dtype=torch.float16)))),
 }  # fmt: skip
 
 
@@ -362,6 +363,26 @@ def test_a_rule_that_misreads_its_call_is_noticed(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setitem(RULES, "aten.leaky_relu.default", misread)
     assert "leaky_relu" in refusal(module)
+
+
+def test_a_rule_that_misreads_weights_of_one_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are others after training."""
+    module = nn.Sequential(nn.Linear(2, 2))
+    nn.init.zeros_(module[0].bias)
+    assert not followed_or_refused(module)
+
+    def misread(call: Call) -> MatMul:
+        call.get(2, "bias")
+        return MatMul(call.get(1, "weight"), None, call.in_shapes[0], call.out_shape)
+
+    monkeypatch.setitem(RULES, "aten.linear.default", misread)
+    assert "linear" in refusal(module)
+
+
+def test_a_compiled_module_is_refused() -> None:
+    compiled = torch.jit.script(nn.Sequential(nn.Linear(2, 2)).eval())
+    assert "torch.jit" in refusal(compiled)
+    assert "torch.jit" in refusal(torch.jit.freeze(compiled))
 
 
 class Rotated(nn.Module):
