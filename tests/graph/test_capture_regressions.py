@@ -385,6 +385,17 @@ def test_a_compiled_module_is_refused() -> None:
     assert "torch.jit" in refusal(torch.jit.freeze(compiled))
 
 
+@pytest.mark.parametrize(
+    ("said", "drawn"),
+    [
+        ("nothing was written", lambda: torch.empty(2)),
+        ("random generator", lambda: torch.randn(2, generator=torch.Generator().manual_seed(0))),
+    ],
+)
+def test_constants_that_are_not_the_same_each_time_are_refused(said: str, drawn: Callable[[], Tensor]) -> None:
+    assert said in refusal(Fn(lambda m, x: m.a(x) + drawn(), nn.Linear(2, 2)))
+
+
 class Rotated(nn.Module):
     """Zero for all but huge inputs; the real part of what it computes on the way is always zero."""
 

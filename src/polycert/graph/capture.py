@@ -130,6 +130,8 @@ class CapturedNetwork(Network):
                 f"a network needs one input and one output, this one has {len(signature.user_inputs)} and "
                 f"{len(signature.user_outputs)}: wrap it in a module that has"
             )
+        if signature.lifted_custom_objs:
+            raise PolycertError("the model computes with an object that is no tensor, such as a random generator")
         nodes = list(program.graph.nodes)
         result, dropped = _logits(program)
         calls = tuple(n for n in nodes if n.op == "call_function")
