@@ -396,6 +396,13 @@ def test_constants_that_are_not_the_same_each_time_are_refused(said: str, drawn:
     assert said in refusal(Fn(lambda m, x: m.a(x) + drawn(), nn.Linear(2, 2)))
 
 
+def test_a_module_is_captured_outside_of_autocast() -> None:
+    layer, x = nn.Linear(2, 2), torch.rand(3, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = pc.certify(layer, x, None, pc.Ball(eps=0.1))
+    assert torch.equal(inside.margin, pc.certify(layer, x, None, pc.Ball(eps=0.1)).margin)
+
+
 class Rotated(nn.Module):
     """Zero for all but huge inputs; the real part of what it computes on the way is always zero."""
 

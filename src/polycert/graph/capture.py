@@ -25,6 +25,7 @@ from polycert.graph.in_place import refuse_changed_state, without_writes
 from polycert.graph.same_outputs import agrees, spread_out
 from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.op import Decomposition
+from polycert.runtime.execution import plain_products
 from polycert.runtime.limits import VALUES, checked_shape
 from polycert.sets.interval import holds
 
@@ -87,7 +88,7 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
     if min(checked_shape(input_shape, "the input", VALUES), default=1) < 1:
         raise PolycertError(f"the input would have shape {tuple(input_shape)}: every axis needs a size from 1")
     example = torch.rand(TRACE_BATCH, *input_shape, dtype=dtype, device=device, generator=_generator(device))
-    with _evaluating(model):
+    with plain_products(device), _evaluating(model):
         program = _export(model, example)
         network = CapturedNetwork.of(model, program, tuple(input_shape), dtype, device)
         asked = _self_check(model, network)
