@@ -328,7 +328,9 @@ def test_weights_that_overflow_leave_a_search_undecided() -> None:
     )
 
 
-@pytest.mark.parametrize("x", ["text", None, [["a"]], [[{}]], torch.eye(2).to_sparse()], ids=str)
+@pytest.mark.parametrize(
+    "x", ["text", None, [["a"]], [[{}]], torch.eye(2).to_sparse(), torch.eye(2).to_mkldnn()], ids=repr
+)
 def test_inputs_that_are_no_numbers(x: object) -> None:
     with pytest.raises(pc.PolycertError):
         pc.certify(nn.Linear(2, 2), x, torch.tensor([0]), pc.Ball())

@@ -273,6 +273,14 @@ def test_a_final_softmax_is_dropped(softmax: nn.Module, scale: float) -> None:
         pc.bounds(net, x, pc.Ball(2, 0.1))
 
 
+def test_a_final_softmax_of_several_rows_is_computed() -> None:
+    """The largest entry of all rows is not that before the softmax of each."""
+    module = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)), nn.Softmax(-1))
+    net, x = pc.capture(module, (4,)), torch.rand(3, 4)
+    assert not net.softmax
+    torch.testing.assert_close(net(x), module(x))
+
+
 def test_a_softmax_inside_runs_over_the_last_axis_only() -> None:
     module = Fn(lambda m, x: torch.softmax(m.a(x.reshape(-1, 2, 2)), 1).flatten(1).relu(), nn.Linear(2, 2))
     assert "softmax" in refusal(module)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import polycert as pc
 from polycert.graph.arguments import check_read
 from polycert.rules import RULES, Call, Value
+from polycert.rules.affine import MatMul
 from polycert.rules.convex import Softplus
 from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.interval import Interval, Rounding
@@ -79,7 +80,7 @@ IGNORED: dict[str, tuple[str, nn.Module]] = {
         hidden(lambda m, h: m.b(m.n(h)), n=nn.BatchNorm1d(4, track_running_stats=False)),
     ),
     "softplus": ("threshold=2.0", hidden(lambda m, h: m.b(F.softplus(h - 9, 1, 2.0)))),
-    "sum-dtype": ("dtype=torch.float16", hidden(lambda m, h: m.b(h + h.sum(1, keepdim=True, dtype=torch.float16)))),
+    "sum-dtype": ("torch.float16", hidden(lambda m, h: m.b(h + h.sum(1, keepdim=True, dtype=torch.float16)))),
 }  # fmt: skip
 
 
@@ -362,3 +363,86 @@ def test_a_rule_that_misreads_its_call_is_noticed(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setitem(RULES, "aten.leaky_relu.default", misread)
     assert "leaky_relu" in refusal(module)
+
+
+def test_a_rule_that_misreads_weights_of_one_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are others after training."""
+    module = nn.Sequential(nn.Linear(2, 2))
+    nn.init.zeros_(module[0].bias)
+    assert not followed_or_refused(module)
+
+    def misread(call: Call) -> MatMul:
+        call.get(2, "bias")
+        return MatMul(call.get(1, "weight"), None, call.in_shapes[0], call.out_shape)
+
+    monkeypatch.setitem(RULES, "aten.linear.default", misread)
+    assert "linear" in refusal(module)
+
+
+def test_a_compiled_module_is_refused() -> None:
+    compiled = torch.jit.script(nn.Sequential(nn.Linear(2, 2)).eval())
+    assert "torch.jit" in refusal(compiled)
+    assert "torch.jit" in refusal(torch.jit.freeze(compiled))
+
+
+@pytest.mark.parametrize(
+    ("said", "drawn"),
+    [
+        ("nothing was written", lambda: torch.empty(2)),
+        ("random generator", lambda: torch.randn(2, generator=torch.Generator().manual_seed(0))),
+    ],
+)
+def test_constants_that_are_not_the_same_each_time_are_refused(said: str, drawn: Callable[[], Tensor]) -> None:
+    assert said in refusal(Fn(lambda m, x: m.a(x) + drawn(), nn.Linear(2, 2)))
+
+
+def test_a_module_is_captured_outside_of_autocast() -> None:
+    layer, x = nn.Linear(2, 2), torch.rand(3, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = pc.certify(layer, x, None, pc.Ball(eps=0.1))
+    assert torch.equal(inside.margin, pc.certify(layer, x, None, pc.Ball(eps=0.1)).margin)
+
+
+class Rotated(nn.Module):
+    """Zero for all but huge inputs; the real part of what it computes on the way is always zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turn", torch.tensor(1j))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu((x * self.turn).abs() - 2e6)
+
+
+def test_complex_numbers_on_the_way_are_refused() -> None:
+    assert "complex64" in refusal(Rotated())
+
+
+class Cell(nn.Module):
+    """A recurrent cell, from a state that depends on its input, with one of its two offsets."""
+
+    def __init__(self, kind: str, place: int) -> None:
+        super().__init__()
+        self.kind, self.place = kind, place
+        rows = 2 * {"lstm": 4, "gru": 3}.get(kind, 1)
+        self.a, self.b = (nn.Parameter(torch.randn(rows, 2)) for _ in range(2))
+        self.offset = nn.Parameter(torch.zeros(rows))
+
+    def forward(self, x: Tensor) -> Tensor:
+        offsets = [self.offset if place == self.place else None for place in (0, 1)]
+        state = (x.tanh(), x.tanh()) if self.kind == "lstm" else x.tanh()
+        made = getattr(torch, f"{self.kind}_cell")(x, state, self.a, self.b, *offsets)
+        return made[0] if self.kind == "lstm" else made
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+def test_an_offset_that_was_zero_when_captured_counts(kind: str, place: int) -> None:
+    """The cell's other offset is left out; what training makes of this one must show."""
+    torch.manual_seed(0)
+    module = Cell(kind, place)
+    net = pc.capture(module, (2,))
+    nn.init.normal_(module.offset)
+    x = torch.randn(5, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), module(x))

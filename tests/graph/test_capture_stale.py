@@ -48,6 +48,14 @@ def test_attributes_that_change_are_noticed(in_place: bool) -> None:
         pc.certify(net, X, None, pc.Ball(eps=0.1))
 
 
+def test_a_layer_that_was_replaced_by_another_kind_is_noticed() -> None:
+    model = Tied()
+    net = pc.capture(model, (2,))
+    model.a = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(pc.PolycertError, match="capture the model again"):
+        pc.certify(net, X, None, pc.Ball(eps=0.1))
+
+
 class Mixed(nn.Module):
     """A float32 layer, then float64 ones whose weights float32 cannot hold."""
 

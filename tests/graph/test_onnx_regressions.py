@@ -129,6 +129,11 @@ def test_an_output_without_a_name_is_not_an_input_left_out(tmp_path: Path) -> No
     same(pc.load(written(tmp_path, (1, 3, 2), build)), rand(5, 3, 2))
 
 
+def test_a_file_of_nothing_but_fused_calls_is_read(tmp_path: Path) -> None:
+    net = pc.load(written(tmp_path, (1, 3), lambda g: g("Mul", "x", g("Sigmoid", "x"))))
+    same(net, rand(5, 3))
+
+
 # --- thresholds ----------------------------------------------------------------------------------------------------
 
 
@@ -144,6 +149,17 @@ def test_far_thresholds_are_read_and_cost_nothing(op: str, limit: float, tmp_pat
     found = pc.bounds(net, torch.from_numpy(x), pc.Ball(eps=0.01))
     torch.testing.assert_close(found.upper.float(), torch.from_numpy(x) + 0.01, rtol=0, atol=2e-4)
     torch.testing.assert_close(found.lower.float(), torch.from_numpy(x) - 0.01, rtol=0, atol=2e-4)
+
+
+def test_a_limit_of_doubles_beyond_float32_is_a_limit(tmp_path: Path) -> None:
+    """No input up to 10^6, and no operand up to 10^8, comes near to it."""
+    limit, scale = np.array(1e39), np.array(1e32)
+
+    def build(g: Graph) -> str:
+        wide = g("Mul", g("Cast", "x", to=TensorProto.DOUBLE), scale)
+        return g("Cast", g("Mul", g("Clip", wide, -limit, limit), 1 / scale), to=TensorProto.FLOAT)
+
+    same(pc.load(written(tmp_path, (1, 2), build)), np.float32([[1e6, 2e7], [-3e7, 1e9]]))
 
 
 # --- nothing left --------------------------------------------------------------------------------------------------

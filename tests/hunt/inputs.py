@@ -64,6 +64,8 @@ INPUTS: dict[str, Callable[[], Any]] = {
     "text": lambda: "x",
     "meta": lambda: torch.zeros(2, 2, device="meta"),
     "sparse": lambda: torch.tensor(X).to_sparse(),
+    "sparse rows": lambda: torch.tensor(X).to_sparse_csr(),
+    "jagged": lambda: torch.nested.nested_tensor(X, layout=torch.jagged),
     "needs gradients": lambda: torch.tensor(X, requires_grad=True),
     "conjugate view": lambda: torch.tensor(X).t().contiguous().t(),
 }

@@ -34,6 +34,7 @@ SHAPES = (
 MOST = 400  # entries of a value
 SCALES = (1.0, 1.0, 1.0, 1.0, 1e-3, 30.0, 1e3, 1e5)
 FAR = (-3.4028234663852886e38, 3.4028234663852886e38, -1e30, 1e30, -1e6, 1e6, 300.0, -300.0, 0.0, 1e-3)
+WIDE = (0.1, 3.0, 1e-3, 1e5, 1e30, 3.4028234663852886e38, 1e39, 1e300)  # of doubles
 Attributes = dict[str, Any]
 Shape = tuple[int, ...]
 
@@ -305,8 +306,24 @@ def _dropout(m: Maker, op: str, x: str, shape: Shape) -> object:
 
 @ops("Cast")
 def _cast(m: Maker, op: str, x: str, shape: Shape) -> object:
-    first = m.node(op, [x], to=m.rng.choice((FLOAT, FLOAT, DOUBLE, INT64)))
+    kind = m.rng.choice((FLOAT, DOUBLE, DOUBLE, INT64))
+    first = m.node(op, [x], to=kind)
+    for _ in range(m.rng.choice((0, 1, 3)) if kind == DOUBLE else 0):
+        first = _in_doubles(m, first)
     return m.node(op, [first], to=FLOAT)
+
+
+def _in_doubles(m: Maker, x: str) -> str:
+    """An op of doubles, with numbers that float32 does not hold."""
+    way = m.rng.choice(("Clip", "Clip", "Mul", "Add", "Relu", "LeakyRelu", "Max", "Min"))
+    if way in ("Relu", "LeakyRelu"):
+        return m.node(way, [x])
+    if way == "Clip" and not m.since(11):
+        return m.node(way, [x], min=maybe(m, -m.rng.choice(WIDE[:-2])), max=maybe(m, m.rng.choice(WIDE[:-2])))
+    ends = (-m.rng.choice(WIDE), m.rng.choice(WIDE)) if way == "Clip" else (m.rng.choice((-1, 1)) * m.rng.choice(WIDE),)
+    names = [m.name() for _ in ends]
+    m.file["tensors"].update((name, tensor(np.array(end))) for name, end in zip(names, ends, strict=True))
+    return m.node(way, [x, *names])
 
 
 @ops("Clip")

@@ -205,6 +205,27 @@ def test_half_precision_weights_are_refused(tmp_path: Path, module: nn.Module) -
         pc.load(path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "why"), [("int64", 2**24 + 1, "is not held by"), ("complex64", 1 + 1j, "got complex64")]
+)
+def test_weights_that_the_network_cannot_hold_are_refused(
+    kind: str, value: complex, why: str, tmp_path: Path, module: nn.Module
+) -> None:
+    """Whole numbers would be rounded, and imaginary parts dropped."""
+    held = arrays(module)
+    held["1.bias"] = np.full_like(held["1.bias"], value, dtype=kind)
+    np.savez(tmp_path / "net.npz", **held)
+    write_index(tmp_path, "net.npz")
+    with pytest.raises(pc.PolycertError, match=why):
+        pc.load(tmp_path / "net.npz")
+
+
+def test_weights_in_another_order_of_bytes(tmp_path: Path, module: nn.Module) -> None:
+    np.savez(tmp_path / "net.npz", **{name: array.astype(">f4") for name, array in arrays(module).items()})
+    write_index(tmp_path, "net.npz")
+    assert_same(pc.load(tmp_path / "net.npz"), module)
+
+
 @pytest.mark.parametrize("folder", [".", "family"])
 def test_npz_with_its_index(tmp_path: Path, module: nn.Module, folder: str) -> None:
     (tmp_path / folder).mkdir(exist_ok=True)

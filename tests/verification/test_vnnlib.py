@@ -176,6 +176,29 @@ def test_damaged_properties_never_do_more_than_raise_one_sentence() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 
+@pytest.mark.parametrize(
+    "declared", ["(declare-const Y_2 Int)", "(declare-fun Y_2 (Real) Real)", "(declare-const Y_2)"]
+)
+def test_variables_that_are_no_real_numbers_are_refused(declared: str) -> None:
+    with pytest.raises(pc.PolycertError, match="declaration of a real number"):
+        asked(f"{declared} (assert (<= Y_0 0))")
+
+
+@pytest.mark.parametrize("kind", ["int32", "float16"])
+def test_variables_of_other_types_are_refused_in_version_2(kind: str) -> None:
+    pytest.importorskip("vnnlib")
+    one, zero = ("1", "0") if kind == "int32" else ("1.0", "0.0")
+    with pytest.raises(pc.PolycertError, match="variables of type"):
+        parse_property(f"""(vnnlib-version <2.0>)
+            (declare-network net (declare-input X {kind} [1]) (declare-output Y float32 [1]))
+            (assert (<= X[0] {one})) (assert (>= X[0] {zero})) (assert (<= Y[0] 0.0))""")
+
+
+def test_a_remark_ends_with_its_line_however_that_ends() -> None:
+    (clause,) = asked("(assert (<= Y_0 Y_1)) ; a remark\r(assert (<= Y_0 0))").boxes[0].clauses
+    assert len(clause.rows) == 2
+
+
 def test_version_2_says_the_same() -> None:
     pytest.importorskip("vnnlib")
     second = parse_property("""(vnnlib-version <2.0>)
@@ -482,6 +505,7 @@ def test_other_spellings_are_errors(text: str) -> None:
         (("1e-400", "2e-400"), "(assert (<= Y_0 0))", False),  # and no double
         (("0.1", "0.1"), "(assert (> Y_0 0.1))", False),
         (("0.1", "0.1"), "(assert (> Y_0 0.09))", True),
+        (("0.1", "0.1"), "(assert (and))", True),
         (("0", "0.1"), "(assert (>= Y_0 0.09))", True),
         (("1e-50", "2e-50"), "(assert (<= Y_0 1e-30))", True),
     ],

@@ -73,9 +73,11 @@ def check_repeatable(node: fx.Node) -> None:
     """A constant must be the same whenever it is computed.
 
     Raises:
-        ValueError: if it is drawn at random.
+        ValueError: if it is drawn at random, or whatever lies in memory.
     """
     target: Any = node.target
+    if str(target).startswith(("aten.empty", "aten.new_empty")):
+        raise ValueError("memory that nothing was written to is not supported")
     if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return
     given = {argument.name: value for _, argument, value in named(target, node.args, node.kwargs)}

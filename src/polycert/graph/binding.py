@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -20,10 +20,10 @@ class TensorLookup:
     def __init__(self, program: torch.export.ExportedProgram, module: nn.Module) -> None:
         signature = program.graph_signature
         named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        self._places = {placeholder: attrgetter(name) for placeholder, name in named.items()}
+        self._places = {placeholder: _getter(name) for placeholder, name in named.items()}
         lifted = signature.inputs_to_lifted_tensor_constants
         self._constants = {placeholder: program.constants[name] for placeholder, name in lifted.items()}
-        self._first = next(map(attrgetter, signature.parameters), None)
+        self._first = next(map(_getter, signature.parameters), None)
         self._tied = _tied(module)
         self._plain = {name: (tensor, _version(tensor)) for name, tensor in _plain(module)}
 
@@ -35,11 +35,11 @@ class TensorLookup:
                 that are no parameters and no buffers as they were when it was traced.
         """
         for names in self._tied:
-            first, *others = (attrgetter(name)(module) for name in names)
+            first, *others = (_getter(name)(module) for name in names)
             if any(other is not first for other in others):
                 raise PolycertError(f"{names[0]} and {names[1]} were one tensor when captured: capture the model again")
         for name, (tensor, version) in self._plain.items():
-            if attrgetter(name)(module) is not tensor or _version(tensor) != version:
+            if _getter(name)(module) is not tensor or _version(tensor) != version:
                 raise PolycertError(
                     f"the tensor {name} has changed and is neither a parameter nor a buffer: "
                     "capture the model again, or register it as a buffer"
@@ -50,8 +50,22 @@ class TensorLookup:
         """Type and device of the first parameter, if there is any."""
         if self._first is None:
             return None
-        first: Tensor = self._first(module)
+        first = self._first(module)
         return first.dtype, first.device
+
+
+def _getter(name: str) -> Callable[[nn.Module], Tensor]:
+    """What gives a module's tensor by its name."""
+    find = attrgetter(name)
+
+    def found(module: nn.Module) -> Tensor:
+        try:
+            tensor: Tensor = find(module)
+        except AttributeError:
+            raise PolycertError(f"the model has no tensor {name} any more: capture the model again") from None
+        return tensor
+
+    return found
 
 
 def _tied(module: nn.Module) -> list[list[str]]:

@@ -6,7 +6,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ from polycert.graph.in_place import refuse_changed_state, without_writes
 from polycert.graph.same_outputs import agrees, spread_out
 from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.op import Decomposition
+from polycert.runtime.execution import plain_products
 from polycert.runtime.limits import VALUES, checked_shape
 from polycert.sets.interval import holds
 
@@ -76,6 +77,8 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
         >>> net.output_shape
         (2,)
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise PolycertError("a module that torch.jit has compiled cannot be traced: give the module itself")
     first = next(iter(model.parameters()), None)
     dtype, device = (torch.float32, torch.device("cpu")) if first is None else (first.dtype, first.device)
     if dtype not in (torch.float32, torch.float64):
@@ -85,7 +88,7 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
     if min(checked_shape(input_shape, "the input", VALUES), default=1) < 1:
         raise PolycertError(f"the input would have shape {tuple(input_shape)}: every axis needs a size from 1")
     example = torch.rand(TRACE_BATCH, *input_shape, dtype=dtype, device=device, generator=_generator(device))
-    with _evaluating(model):
+    with plain_products(device), _evaluating(model):
         program = _export(model, example)
         network = CapturedNetwork.of(model, program, tuple(input_shape), dtype, device)
         asked = _self_check(model, network)
@@ -128,6 +131,8 @@ class CapturedNetwork(Network):
                 f"a network needs one input and one output, this one has {len(signature.user_inputs)} and "
                 f"{len(signature.user_outputs)}: wrap it in a module that has"
             )
+        if signature.lifted_custom_objs:
+            raise PolycertError("the model computes with an object that is no tensor, such as a random generator")
         nodes = list(program.graph.nodes)
         result, dropped = _logits(program)
         calls = tuple(n for n in nodes if n.op == "call_function")
@@ -196,10 +201,33 @@ class CapturedNetwork(Network):
         return graph
 
     def check_calls(self, dtype: torch.dtype) -> None:
-        """Compare every call by itself with what its rule says, or a clear error."""
+        """Compare every call by itself with what its rule says, or a clear error.
+
+        What a rule does with weights that are all one number, as many are before training, shows with other numbers.
+        """
         device = self._kind[1]
         tensors = {name: _as(tensor, dtype, device) for name, tensor in self._stored.tensors(self.module).items()}
         self._build(tensors, dtype, device, check_alone)
+        plain = {name: tensor for name, tensor in tensors.items() if _all_one_number(tensor)}
+        if not plain:
+            return
+        misread: list[str] = []
+
+        def note(ruled: RuledCall, like: Tensor) -> None:
+            try:
+                check_alone(ruled, like)
+            except ValueError as error:
+                misread.append(f"{ruled.call.target} (node '{ruled.call.name}'): {error}")
+
+        generator = _generator(device)
+        drawn = {
+            name: torch.rand(t.shape, generator=generator, dtype=t.dtype, device=device) + 0.5
+            for name, t in plain.items()
+        }
+        with suppress(PolycertError, RuntimeError):  # of rules that refuse these numbers, and of ops on constants
+            self._build({**tensors, **drawn}, dtype, device, note)
+        if misread:
+            raise PolycertError(f"cannot capture {'; '.join(misread)}")
 
     def _build(
         self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device, check: Check
@@ -252,7 +280,7 @@ class CapturedNetwork(Network):
         self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor
     ) -> Op | Decomposition:
         if _single(call):
-            _check_batch(call)
+            _check_value(call)
         target = str(call.target)
         training = "batch_norm" in target and self._owner(call).training
         shape = (_shape(call) or (1,)) if _single(call) else ()
@@ -274,7 +302,7 @@ class CapturedNetwork(Network):
             )
             return Value(0)
         try:
-            _check_batch(call)
+            _check_value(call)
         except ValueError as error:
             problems.append(f"node '{call.name}': {error}")
         return results[position]
@@ -290,6 +318,10 @@ class CapturedNetwork(Network):
 
 def _unchecked(ruled: RuledCall, like: Tensor) -> None:
     """Calls are compared once, when a module is captured."""
+
+
+def _all_one_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
 
 
 def _longer(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -391,8 +423,11 @@ def _single(node: fx.Node) -> bool:
     return isinstance(node.meta["val"], Tensor)
 
 
-def _check_batch(call: fx.Node) -> None:
+def _check_value(call: fx.Node) -> None:
+    """Real numbers for each sample of the batch."""
     value = call.meta["val"]
+    if value.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"it gives numbers of type {value.dtype}: only float32 and float64 are supported")
     if (value.shape[0] if value.dim() else 0) != TRACE_BATCH:
         raise ValueError("the batch must stay the first axis, untouched")
 
@@ -412,12 +447,15 @@ def _fx_node(value: Any) -> fx.Node:
 
 
 def _logits(program: torch.export.ExportedProgram) -> tuple[fx.Node, str]:
-    """The program's output without a final softmax, and the name of that."""
+    """The program's output without a final softmax over all of it, and the name of that."""
     (name,) = program.graph_signature.user_outputs
     values = program.graph.output_node().args[0]
     found = [node for node in values if isinstance(node, fx.Node) and node.name == name]
     result = _fx_node(found[0] if found else None)
-    if str(result.target) not in SOFTMAX or result.args[1] not in (-1, result.meta["val"].dim() - 1):
+    if str(result.target) not in SOFTMAX:
+        return result, ""
+    shape = result.meta["val"].shape[1:]
+    if not shape or result.args[1] not in (-1, len(shape)) or math.prod(shape[:-1]) != 1:
         return result, ""
     return _fx_node(result.args[0]), "log_softmax" if "log_softmax" in str(result.target) else "softmax"
 

@@ -88,7 +88,7 @@ def as_tensor(values: Array) -> Tensor:
         found = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         found = None
-    if found is None or found.is_sparse:
+    if found is None or found.layout != torch.strided or found.is_quantized or found.is_nested:
         raise PolycertError(f"expected numbers in a tensor or an array, got {reprlib.repr(values)}")
     return found
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
@@ -246,14 +247,19 @@ def _read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
 def _read_npz(path: Path) -> Weights:
     try:
-        return {key: torch.from_numpy(array) for key, array in read_arrays(path).items()}
+        return {key: torch.from_numpy(_native(array)) for key, array in read_arrays(path).items()}
     except TypeError as error:
         raise PolycertError(f"cannot read {path.name} as weights: {reason(error)}") from None
 
 
+def _native(array: np.ndarray) -> np.ndarray:
+    """The same numbers in this machine's order of bytes."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
 def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:
     """The module with the weights, in their own floating-point type."""
-    kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+    kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point() or tensor.is_complex()}
     if not kinds <= {torch.float32, torch.float64}:
         names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise PolycertError(f"the weights in {path.name} must be float32 or float64, got {names}: convert them first")
@@ -265,6 +271,9 @@ def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:
         raise PolycertError(f"the weights in {path.name} do not fit the architecture: {str(error)[:300]}") from None
     if any(not bool(torch.isfinite(tensor).all()) for tensor in weights.values() if tensor.is_floating_point()):
         raise PolycertError(f"the weights in {path.name} contain NaN or infinite values")
+    for name, held in module.state_dict().items():
+        if name in weights and not torch.equal(held.to(weights[name].dtype), weights[name]):
+            raise PolycertError(f"the weight {name} in {path.name} is not held by {held.dtype}: convert it first")
     return module.eval()
 
 

@@ -190,7 +190,7 @@ def _cell(call: Call) -> Op | Decomposition:
             state[k], place = place, place + 1
         elif not _zero(value):
             raise ValueError("a constant state of a recurrent cell must be zero")
-    cell = CellBuilder(recipe, _weights([p for p in call.args[2:6] if p is not None]))
+    cell = CellBuilder(recipe, Weights(call.args[2], call.args[3], call.get(4, "b_ih"), call.get(5, "b_hh")))
     new = KINDS[kind](cell, 0, (state[0], state[1]))
     if kind == "lstm":
         recipe.several = tuple(p for p in new if p is not None)

@@ -92,7 +92,9 @@ def _elu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 @entry("Clip")
 def _clip(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
-    ends = [call.get("min"), call.get("max")] if b.opset < 11 else [constant(call, inputs, k) for k in (1, 2)]
+    most = float(np.finfo(np.float32).max)  # ONNX's default, as long as the ends were attributes
+    early = [call.get("min", -most), call.get("max", most)]
+    ends = early if b.opset < 11 else [constant(call, inputs, k) for k in (1, 2)]
     low, high = (side * math.inf if end is None else scalar(call, end) for side, end in zip((-1, 1), ends, strict=True))
     if not low <= high:
         raise PolycertError(f"{call} has a minimum above its maximum")
@@ -100,8 +102,8 @@ def _clip(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 
 def _limited(b: GraphBuilder, call: OnnxCall, x: OnnxValue, low: float, high: float) -> OnnxValue:
-    """`min(max(x, low), high)`; the ends of the file's type are what ONNX calls no limit."""
-    largest = float(np.finfo(b.program.input_type).max)
+    """`min(max(x, low), high)`; the ends of the value's type are what ONNX calls no limit."""
+    largest = float(np.finfo(b.program.widest).max)
     if low > -largest:
         x = raised(b, call, x, np.asarray(low))
     return lowered(b, call, x, np.asarray(high)) if high < largest else x

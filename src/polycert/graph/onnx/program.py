@@ -66,6 +66,12 @@ class OnnxProgram:
     output_name: str
     content: bytes  # of the file, without calls that the output does not need
 
+    @property
+    def widest(self) -> type[np.float32] | type[np.float64]:
+        """The widest type that a value which depends on the input may have."""
+        cast = any(call.op == "Cast" and call.get("to") == DOUBLE for call in self.calls)
+        return np.float64 if cast else self.input_type
+
 
 def read_program(path: Path) -> OnnxProgram:
     """Read and check a file."""

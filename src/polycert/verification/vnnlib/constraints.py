@@ -13,7 +13,7 @@ from polycert.runtime.limits import DEEPEST
 
 Expression = str | list["Expression"]
 
-_TOKEN = re.compile(r";[^\n]*|[()]|[^\s();]+")
+_TOKEN = re.compile(r";[^\r\n]*|[()]|[^\s();]+")
 
 
 def parse(text: str) -> list[Expression]:

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.verification.vnnlib.constraints import Constraint
+from polycert.verification.vnnlib.constraints import Constraint, Term
 
 EXACT = 2**53
 
@@ -100,7 +100,8 @@ def box_of(constraints: Sequence[Constraint], inputs: int, clauses: tuple[Clause
 
 
 def clause_of(constraints: Sequence[Constraint], outputs: int) -> Clause:
-    """Constraints over outputs as exact rows."""
+    """Constraints over outputs as exact rows; where nothing is asked of the output, a row that always holds."""
+    constraints = constraints or [Constraint(Term({}, Fraction(-1)), strict=False)]
     rows = np.zeros((len(constraints), outputs))
     exact = []
     for k, (term, _) in enumerate(constraints):

@@ -171,12 +171,11 @@ def _written(clauses: tuple[Clause, ...]) -> list[tuple[object, ...]]:
 
 
 def _specification(clauses: tuple[Clause, ...], output_shape: tuple[int, ...]) -> Specification:
-    """What must not happen, turned round; a clause without rows always happens, as one does whose row is 0 <= 0."""
-    parts = [(c.rows, c.constants) if len(c.rows) else (np.zeros((1, c.rows.shape[1])), np.zeros(1)) for c in clauses]
+    """What must not happen, turned round."""
     return Specification(
-        torch.from_numpy(np.concatenate([rows for rows, _ in parts])).reshape(-1, *output_shape),
-        torch.from_numpy(np.concatenate([constants for _, constants in parts])),
-        torch.cat([torch.full((len(rows),), k) for k, (rows, _) in enumerate(parts)]),
+        torch.from_numpy(np.concatenate([clause.rows for clause in clauses])).reshape(-1, *output_shape),
+        torch.from_numpy(np.concatenate([clause.constants for clause in clauses])),
+        torch.cat([torch.full((len(clause.rows),), k) for k, clause in enumerate(clauses)]),
     )
 
 
@@ -236,8 +235,6 @@ class FileCheck(CounterexampleCheck):
 
 def _fulfilled(graph: Graph, clause: Clause, boxes: Boxes) -> bool:
     """Whether bounds prove that outputs fulfil every row of a clause in a box."""
-    if not len(clause.rows):
-        return True
     constants = torch.from_numpy(np.nextafter(clause.constants, math.inf))
     rows = Rows(-torch.from_numpy(clause.rows).reshape(-1, *graph.output_shape), -constants)
     with torch.no_grad(), plain_products(graph.device):

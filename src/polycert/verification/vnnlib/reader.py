@@ -52,13 +52,13 @@ def _first(expressions: list[Expression]) -> tuple[int, int, Clauses]:
     names: set[str] = set()
     asserted: list[Expression] = []
     for expression in expressions:
-        head = expression[0] if isinstance(expression, list) and expression else None
-        if head in ("declare-const", "declare-fun") and len(expression) in (3, 4) and isinstance(expression[1], str):
-            names.add(expression[1])
-        elif head == "assert" and len(expression) == 2:
-            asserted.append(expression[1])
-        else:
-            raise PolycertError(f"{shown(expression)} is neither a declaration nor an assertion")
+        match expression:
+            case ["declare-const", str(name), "Real"] | ["declare-fun", str(name), [], "Real"]:
+                names.add(name)
+            case ["assert", condition]:
+                asserted.append(condition)
+            case _:
+                raise PolycertError(f"{shown(expression)} is neither a declaration of a real number nor an assertion")
     return _count(names, "X_"), _count(names, "Y_"), conjunction(map(clauses, asserted))
 
 
@@ -128,7 +128,10 @@ def parse_second(text: str) -> Property:
     if len(query.networks) != 1 or len(query.networks[0].inputs) != 1 or len(query.networks[0].outputs) != 1:
         raise PolycertError("only one network with one input and one output is supported")
     network = query.networks[0]
-    sizes = [math.prod(part.shape) for part in (network.inputs[0], network.outputs[0])]
+    parts = (network.inputs[0], network.outputs[0])
+    if other := {part.dtype.name for part in parts} - _REALS:
+        raise PolycertError(f"variables of type {min(other)} are not supported: declare them float32, float64 or Real")
+    sizes = [math.prod(part.shape) for part in parts]
     conditions = (clauses(_expression(assertion.expr)) for assertion in query.assertions)
     return property_of(sizes[0], sizes[1], conjunction(conditions))
 
@@ -163,5 +166,6 @@ def _variable(node: Any) -> str:
     return f"{prefix}{place}"
 
 
+_REALS = {"Real", "F32", "F64"}  # of which a box holds all numbers, as far as the network's own type does
 _LISTS = {"And": "and", "Or": "or", "Plus": "+", "Multiply": "*"}
 _PAIRS = {"LessEqual": "<=", "GreaterEqual": ">=", "LessThan": "<", "GreaterThan": ">", "Equal": "="}
