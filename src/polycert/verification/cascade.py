@@ -69,7 +69,7 @@ def _first_found(question: Question, stage: str, candidates: Iterable[Candidates
 
 
 @dataclass(frozen=True)
-class QuickAttack(Stage):
+class QuickAttackStage(Stage):
     """Counterexamples that cost next to nothing."""
 
     def suits(self, question: Question) -> bool:
@@ -83,7 +83,7 @@ class QuickAttack(Stage):
 
 
 @dataclass(frozen=True)
-class NetworkCheck(Stage):
+class NetworkCheckStage(Stage):
     """Makes sure that the network is what its file says in these sets."""
 
     def suits(self, question: Question) -> bool:
@@ -97,7 +97,7 @@ class NetworkCheck(Stage):
 
 
 @dataclass(frozen=True)
-class Attack(Stage):
+class AttackStage(Stage):
     """Points found by descent, replayed inside the exact set."""
 
     def suits(self, question: Question) -> bool:
@@ -111,7 +111,7 @@ class Attack(Stage):
 
 
 @dataclass(frozen=True)
-class Bounds(Stage):
+class BoundStage(Stage):
     """A bound method, all rounding covered."""
 
     method: str
@@ -142,13 +142,13 @@ class Bounds(Stage):
 
 
 STAGES: tuple[Stage, ...] = (
-    QuickAttack(),
-    NetworkCheck(),
-    Bounds("ibp", "parallel"),
-    Bounds("crown", "parallel"),
-    Attack(),
-    Bounds("crown", "adaptive"),
-    Bounds("crown", "adaptive", double=True),
+    QuickAttackStage(),
+    NetworkCheckStage(),
+    BoundStage("ibp", "parallel"),
+    BoundStage("crown", "parallel"),
+    AttackStage(),
+    BoundStage("crown", "adaptive"),
+    BoundStage("crown", "adaptive", double=True),
 )
 
 
