@@ -65,12 +65,12 @@ def ascend(problem: Reduced, nodes: Nodes, *, steps: int, goal: float = math.inf
     members = problem.members[nodes.clause]
     single = bool((members.sum(1) == 1).all())
     alpha, beta, weight = nodes.alpha, nodes.beta, nodes.weight
-    aim = DualObjective.of(problem, weight)
-    scale = _typical(problem, nodes, aim)
+    objective = DualObjective.of(problem, weight)
+    scale = _typical(problem, nodes, objective)
     movers = [Adam.like(part) for part in (alpha, beta, weight)]
     best, inputs, gaps = nodes, nodes.alpha, torch.zeros_like(alpha)
     for step in range(steps):
-        at = look(problem, nodes.split, alpha, beta, aim)
+        at = look(problem, nodes.split, alpha, beta, objective)
         better = at.value > best.bound if step else torch.ones_like(at.value, dtype=torch.bool)
         best = _keep(best, better, alpha, beta, weight, at.value)
         inputs = torch.where(better[:, None], at.inputs, inputs) if step else at.inputs
@@ -83,18 +83,18 @@ def ascend(problem: Reduced, nodes: Nodes, *, steps: int, goal: float = math.inf
         if not single:
             moved = (weight + rate * movers[2].direction(at.by_rows(problem))).clamp_(min=1e-6) * members
             weight = moved / moved.sum(1, keepdim=True)
-            aim = DualObjective.of(problem, weight)
+            objective = DualObjective.of(problem, weight)
     return Ascent(best, inputs, gaps)
 
 
-def look(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, aim: DualObjective) -> DualPoint:
+def look(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, objective: DualObjective) -> DualPoint:
     """The bound, and its derivatives by slopes, split multipliers and weights."""
-    at = multipliers(problem, split, alpha, beta, aim)
-    slope = problem.direct.back(at.nu).add_(aim.direct)
+    at = multipliers(problem, split, alpha, beta, objective)
+    slope = problem.direct.back(at.nu).add_(objective.direct)
     inputs = worst_inputs(problem, slope)
     own = problem.direct.at(inputs) + problem.units.offset  # of each unit's equation, without earlier units
     minima = unit_minima(problem, split, at)
-    value = (aim.direct * inputs).sum(1) + aim.offset + (at.nu * own).sum(1) + minima.sum(1)
+    value = (objective.direct * inputs).sum(1) + objective.offset + (at.nu * own).sum(1) + minima.sum(1)
     lack, high = _derivatives(problem, split, alpha, at, own)
     gain = torch.where(split == 0, torch.where(at.lam > 0, lack * at.lam, 0), 0)
     paid = torch.where(split == 0, 0, torch.where(split == ON, -lack, lack))
@@ -124,9 +124,9 @@ def _gaps(problem: Reduced, at: Multipliers, own: Tensor, minima: Tensor) -> Ten
     return at.lam * z.relu() - at.nu * z - minima
 
 
-def _typical(problem: Reduced, nodes: Nodes, aim: DualObjective) -> Tensor:
+def _typical(problem: Reduced, nodes: Nodes, objective: DualObjective) -> Tensor:
     """The size of split multipliers that matters, `[nodes, units]`."""
-    size = multipliers(problem, nodes.split, nodes.alpha, nodes.beta, aim).lam.abs()
+    size = multipliers(problem, nodes.split, nodes.alpha, nodes.beta, objective).lam.abs()
     return torch.maximum(size, size.mean(1, keepdim=True)) + 1e-9
 
 

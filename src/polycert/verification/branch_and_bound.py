@@ -151,7 +151,7 @@ class BranchAndBound:
         count, trials = unit.shape
         tried = score_candidates(self.fast, nodes, unit)
         self.budget.evaluations += len(tried)
-        # More than enough to be proved is no more than enough.
+        # A half that is proved counts as 0: what its bound gains beyond that is worth nothing.
         gain = (tried.bound.reshape(2, count, trials) - nodes.bound[:, None]).clamp(min=0)
         low, high = gain.minimum(-nodes.bound[:, None]).sort(0).values
         worth = low + 0.1 * high + 1e-6 * score.gather(1, unit)
@@ -202,15 +202,15 @@ def score_candidates(problem: Reduced, nodes: Nodes, unit: Tensor) -> Nodes:
     count, trials = unit.shape
     parent = torch.arange(count).repeat_interleave(trials).repeat(2)
     halves = halve(nodes[parent[: count * trials]], unit.flatten())
-    aim = DualObjective.of(problem, nodes.weight)
-    whole = multipliers(problem, nodes.split, nodes.alpha, nodes.beta, aim)
-    slope = problem.direct.back(whole.nu) + aim.direct
+    objective = DualObjective.of(problem, nodes.weight)
+    whole = multipliers(problem, nodes.split, nodes.alpha, nodes.beta, objective)
+    slope = problem.direct.back(whole.nu) + objective.direct
     place = unit.flatten().repeat(2)
     first = place < problem.layers[0].stop
     bound = torch.empty_like(halves.bound)
     for part in _blocks(first):
         some, origin = halves[part], parent[part]
-        own = DualObjective(*(one[origin] for one in aim))
+        own = DualObjective(*(one[origin] for one in objective))
         at = multipliers(problem, some.split, some.alpha, some.beta, own)
         if bool(first[part[0]]):
             found = _corrected(problem, slope[origin], whole.nu[origin], at, place[part])

@@ -20,7 +20,7 @@ from polycert.verification.rational import Undecided
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification, worst_clause
 
-# Whole powers are checked in fractions; others, and huge ones, in float64 with this much room.
+# Whole powers are checked in fractions; others, and huge ones, in float64 with this relative margin.
 LARGEST_POWER = 64
 ROOM = 1e-9
 LOWEST = -Fraction(sys.float_info.max)
@@ -34,11 +34,11 @@ class Counterexample:
     input: Tensor = field(repr=False)
     margin: float  # <= 0: the worst clause in float64
     own_margin: float  # the same by a forward pass in the network's own type
-    output: Tensor | None = field(default=None, repr=False)  # of the judge of a file, where that is another program
+    output: Tensor | None = field(default=None, repr=False)  # by onnxruntime, where that decides
 
     @property
     def agreed(self) -> bool:
-        """Whether both forward passes show it, or the judge says so."""
+        """Whether both forward passes show it, or onnxruntime does."""
         return self.output is not None or (self.margin <= 0 and self.own_margin <= 0)
 
 
@@ -128,7 +128,7 @@ class CounterexampleCheck:
             shrink = (self.region.eps / size.clamp(min=1e-300)).clamp(max=1) * (1 - 2 * ROOM)
             points = x + (delta * shrink[:, None]).reshape(points.shape)
             points = torch.maximum(torch.minimum(points, self.box.upper), self.box.lower)
-        # Towards x stays inside, as the set is convex and every coordinate's room is.
+        # A step towards x stays inside: the set is convex, and so is each coordinate's interval.
         rounded = points.to(dtype)
         back = torch.where(rounded.double() > points, -torch.inf, torch.inf).to(dtype)
         beyond = (rounded.double() - x).abs() > (points - x).abs()

@@ -97,26 +97,26 @@ def proved_bound(problem: Reduced, split: Tensor, nu: Tensor, weight: Tensor) ->
         nu: `[nodes, units]`, any numbers.
         weight: `[nodes, rows]`, >= 0.
     """
-    aim = DualObjective.of(problem, weight)
-    at = Multipliers(nu, aim.through + nu @ problem.units.through)
-    slope = aim.direct + nu @ problem.units.direct
+    objective = DualObjective.of(problem, weight)
+    at = Multipliers(nu, objective.through + nu @ problem.units.through)
+    slope = objective.direct + nu @ problem.units.direct
     units, rows = problem.slack
     slack = (nu.abs() @ units + weight @ rows) * 1.01 + problem.underflow
-    return at_least(value(problem, split, at, aim, slope, problem.rounding) - slack)
+    return at_least(value(problem, split, at, objective, slope, problem.rounding) - slack)
 
 
 def value(
     problem: Reduced,
     split: Tensor,
     at: Multipliers,
-    aim: DualObjective,
+    objective: DualObjective,
     slope: Tensor,
     rounding: Rounding | None = None,
 ) -> Tensor:
     """The bound for given multipliers and the slope that they make: `[nodes]`."""
     form = Dense(slope.reshape(1, -1, *problem.region.x.shape[1:]))
     lowest = problem.region.concretise(form, rounding, joint=True)[0][0]
-    fixed = aim.offset + at.nu @ problem.units.offset
+    fixed = objective.offset + at.nu @ problem.units.offset
     return lowest + unit_minima(problem, split, at).sum(1) + fixed
 
 
@@ -127,13 +127,13 @@ def unit_minima(problem: Reduced, split: Tensor, at: Multipliers) -> Tensor:
     return torch.minimum(at_lower, at_upper).clamp_(max=0)
 
 
-def multipliers(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, aim: DualObjective) -> Multipliers:
+def multipliers(problem: Reduced, split: Tensor, alpha: Tensor, beta: Tensor, objective: DualObjective) -> Multipliers:
     """Multipliers from slopes and split multipliers, last layer first.
 
     A free unit takes the slope alpha (in [0, 1]) where its coefficient lambda is positive and the chord's where it is
     negative; a unit that is held takes its own piece, and beta >= 0 pays for staying on its side.
     """
-    lam, nu = aim.through.clone(), torch.empty_like(alpha)
+    lam, nu = objective.through.clone(), torch.empty_like(alpha)
     for layer in reversed(problem.layers):
         here, side, paid = lam[:, layer], split[:, layer], beta[:, layer]
         free = here * torch.where(here >= 0, alpha[:, layer], problem.chord[layer])

@@ -146,8 +146,8 @@ class InputSplitting:
             least = torch.minimum(slope * lower, slope * upper)
             total = least.sum(1) + offset
             size = (slope.abs() * torch.maximum(lower.abs(), upper.abs())).sum(1) + offset.abs()
-            room = -(total[:, None] - least) + SAFE * size[:, None]  # slope_j x_j may be this large
-            ends = room / torch.where(slope == 0, torch.ones_like(slope), slope)
+            slack = -(total[:, None] - least) + SAFE * size[:, None]  # slope_j x_j may be this large
+            ends = slack / torch.where(slope == 0, torch.ones_like(slope), slope)
             known = torch.isfinite(ends)  # a bound that overflowed cuts nothing
             upper = torch.where(known & (slope > 0), torch.minimum(upper, ends), upper)
             lower = torch.where(known & (slope < 0), torch.maximum(lower, ends), lower)

@@ -45,8 +45,8 @@ def answers(question: Question, positions: Tensor, *, batch: int, workers: int, 
     if workers <= 1 or len(parts) <= 1:
         yield from _here(question, parts, budget)
     else:
-        with Pool(question, min(workers, len(parts))) as crew:
-            yield from crew.answers(parts, budget)
+        with Pool(question, min(workers, len(parts))) as pool:
+            yield from pool.answers(parts, budget)
 
 
 def _here(question: Question, parts: Sequence[Tensor], budget: Budget) -> Answers:

@@ -303,7 +303,7 @@ def unstable_units(graph: Graph, intervals: Mapping[int, Interval]) -> int:
 
 
 def _stable_pieces(activation: Activation, given: Interval, rounding: Rounding | None) -> Lines:
-    """The pieces whose bends are settled; unstable bends are left to the units."""
+    """Each activation with the slopes of its stable bends; the unstable ones are the units."""
     pieces = activation.pieces
     assert pieces is not None
     assert rounding is not None

@@ -44,7 +44,7 @@ class NetworkSnapshot(Network):
         if dtype is None or dtype == self.own.dtype:
             return self.own
         if dtype != torch.float64:
-            raise PolycertError(f"a frozen network is there in {self.own.dtype} and float64 only, not in {dtype}")
+            raise PolycertError(f"a snapshot holds the network in {self.own.dtype} and float64 only, not in {dtype}")
         return self.double
 
     @property

@@ -1,4 +1,4 @@
-"""VNN-LIB properties as questions: each box is a set, its clauses a specification, and onnxruntime the judge."""
+"""VNN-LIB properties as questions: each box is a set, its clauses a specification; onnxruntime confirms counterexamples."""
 
 from __future__ import annotations
 
