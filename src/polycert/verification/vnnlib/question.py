@@ -1,4 +1,4 @@
-"""VNN-LIB properties as questions: each box is a set, its clauses a specification; onnxruntime confirms counterexamples."""
+"""VNN-LIB properties as questions: a box is a set, its clauses are a specification; onnxruntime confirms."""
 
 from __future__ import annotations
 
