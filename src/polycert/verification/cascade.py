@@ -20,6 +20,7 @@ from polycert.verification.verdicts import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN,
 
 Decided = Iterator[tuple[int, Verdict]]
 OUT_OF_TIME = Verdict(UNKNOWN, "total time")
+MANY = 8  # sets for which the cheaper relaxation pays first
 
 
 @dataclass(eq=False)
@@ -116,12 +117,13 @@ class BoundStage(Stage):
 
     method: str
     relaxation: str
+    many: bool | None = None  # for many sets only, or for few only
     double: bool = False  # in float64, as a second look
 
     def suits(self, question: Question) -> bool:
         """Where bounds are proofs; a second look pays where no search over units follows."""
         graph = question.proving_graph()
-        if graph is None:
+        if graph is None or self.many not in (None, len(question) >= MANY):
             return False
         return not self.double or (graph.dtype != torch.float64 and not piecewise_linear(question.net.double))
 
@@ -145,9 +147,10 @@ STAGES: tuple[Stage, ...] = (
     QuickAttackStage(),
     NetworkCheckStage(),
     BoundStage("ibp", "parallel"),
-    BoundStage("crown", "parallel"),
+    BoundStage("crown", "parallel", many=True),
+    BoundStage("crown", "adaptive", many=False),
     AttackStage(),
-    BoundStage("crown", "adaptive"),
+    BoundStage("crown", "adaptive", many=True),
     BoundStage("crown", "adaptive", double=True),
 )
 
