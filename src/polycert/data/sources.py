@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from polycert.errors import PolycertError
-from polycert.runtime.limits import largest_file, parse_json, pieces, read_text, room
+from polycert.runtime.limits import largest_file, most_unpacked, parse_json, pieces, read_text
 
 CONNECT_SECONDS = 10
 CLIENT_SECONDS = 900
@@ -182,7 +182,7 @@ def _unpack_flat(archive: Path, into: Path) -> None:
     """Write an archive's files into one folder by base name, so no member can choose where it lands."""
     try:
         with tarfile.open(archive) as tar:
-            total, most = 0, room(archive.stat().st_size)
+            total, most = 0, most_unpacked(archive.stat().st_size)
             for member in filter(tarfile.TarInfo.isfile, tar):
                 total += member.size
                 if total > most:
