@@ -146,8 +146,20 @@ class FlatForm(Form):
     """A form whose coefficients lie beside the node's entries in order, once written out."""
 
     def coefficients(self) -> Tensor:
-        """Written out: `[batch or 1, rows, entries]`."""
+        """All coefficients, `[batch or 1, rows, entries]`."""
         return self.dense().coefficients()
+
+    def scale(self, factor: Tensor) -> Form:
+        """Every coefficient times `factor` `[batch or 1, *shape]`."""
+        return self.dense().scale(factor)
+
+    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
+        """Positive coefficients times one factor, negative ones times another."""
+        return self.dense().split_scale(positive, negative)
+
+    def pull(self, op: Pullable) -> Form:
+        """The same functions of the input of the affine op `op`, without its bias."""
+        return self.dense().pull(op)
 
     def align(self, values: Tensor) -> Tensor:
         """`[batch, 1, entries]`."""
@@ -164,7 +176,7 @@ def rows_dot(coef: Tensor, values: Tensor) -> Tensor:
         return F.linear(values, coef.squeeze(0))  # `coef[0]` would have a gradient full of zeros
     if values.shape[0] == 1:
         return coef @ values.squeeze(0)
-    found: Tensor = apply(_RowsDot, coef, values)
+    found: Tensor = apply(_RowsDot, coef, values, False)
     return found
 
 
@@ -172,48 +184,31 @@ def rows_abs_dot(coef: Tensor, values: Tensor) -> Tensor:
     """As `rows_dot` with absolute coefficients."""
     if coef.shape[0] == 1 or values.shape[0] == 1:
         return rows_dot(coef.abs(), values)
-    found: Tensor = apply(_RowsAbsDot, coef, values)
+    found: Tensor = apply(_RowsDot, coef, values, True)
     return found
 
 
 class _RowsDot(torch.autograd.Function):
+    """Products per sample, of the coefficients or of their absolute values, which backward computes anew."""
+
     @staticmethod
-    def forward(ctx: Any, coef: Tensor, values: Tensor) -> Tensor:
+    def forward(ctx: Any, coef: Tensor, values: Tensor, absolute: bool) -> Tensor:
         ctx.save_for_backward(coef, values)
-        return _each(coef, values)
+        ctx.absolute = absolute
+        # The vector on the left: ten times faster than on the right.
+        return (values.unsqueeze(1) @ (coef.abs() if absolute else coef).transpose(1, 2)).squeeze(1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         coef, values = ctx.saved_tensors
-        by_coef = gradient.unsqueeze(2) * values.unsqueeze(1) if ctx.needs_input_grad[0] else None
-        return by_coef, _sum(gradient, coef) if ctx.needs_input_grad[1] else None
-
-
-class _RowsAbsDot(torch.autograd.Function):
-    """The absolute values are not kept."""
-
-    @staticmethod
-    def forward(ctx: Any, coef: Tensor, values: Tensor) -> Tensor:
-        ctx.save_for_backward(coef, values)
-        return _each(coef.abs(), values)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        coef, values = ctx.saved_tensors
-        by_coef = (gradient.unsqueeze(2) * values.unsqueeze(1)).mul_(coef.sgn()) if ctx.needs_input_grad[0] else None
-        return by_coef, _sum(gradient, coef.abs()) if ctx.needs_input_grad[1] else None
-
-
-def _each(coef: Tensor, values: Tensor) -> Tensor:
-    """Ten times faster than with the vector on the right."""
-    return (values.unsqueeze(1) @ coef.transpose(1, 2)).squeeze(1)
-
-
-def _sum(weights: Tensor, rows: Tensor) -> Tensor:
-    """The rows of each sample, weighted and added up: `[batch, n]`."""
-    return (weights.unsqueeze(1) @ rows).squeeze(1)
+        by_coef = by_values = None
+        if ctx.needs_input_grad[0]:
+            by_coef = gradient.unsqueeze(2) * values.unsqueeze(1)
+            by_coef = by_coef.mul_(coef.sgn()) if ctx.absolute else by_coef
+        if ctx.needs_input_grad[1]:
+            by_values = (gradient.unsqueeze(1) @ (coef.abs() if ctx.absolute else coef)).squeeze(1)
+        return by_coef, by_values, None
 
 
 CACHED = 2**20  # numbers
@@ -326,14 +321,6 @@ class Scaled(FlatForm):
     def scale(self, factor: Tensor) -> Scaled:
         """Factors multiply."""
         return Scaled(self.coef, self.factor * factor)
-
-    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
-        """Multiplied out: the sign matters."""
-        return self.dense().split_scale(positive, negative)
-
-    def pull(self, op: Pullable) -> Form:
-        """Multiplied out."""
-        return self.dense().pull(op)
 
     def dense(self) -> Dense:
         """Multiplied out."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,41 +13,29 @@ from torch import Tensor
 from polycert.forms.form import Dense, FlatForm, Form, Pullable, Shape, split_by_sign
 from polycert.forms.patches import Patches, SelectedPatches, Windowed
 
+Same = TypeVar("Same", bound="UnitRows")
+
 
 @dataclass(frozen=True)
 class UnitRows(FlatForm):
-    """Rows with one coefficient each."""
+    """Rows with one coefficient each: entries of the node, perhaps each times a factor."""
 
     shape: Shape
     like: Tensor  # carries dtype and device
+    factor: Tensor | None = field(default=None, kw_only=True)  # of the rows, arranged as `entries` gives values
+
+    @abstractmethod
+    def entries(self, values: Tensor) -> Tensor:
+        """The rows' entries of `values` `[batch or 1, *shape]`."""
+
+    @abstractmethod
+    def one_pixel(self) -> Windowed:
+        """The same rows in windows of one pixel; the node is an image."""
 
     @property
     def length(self) -> int:
         """A single coefficient."""
         return 1
-
-    @abstractmethod
-    def one_pixel(self) -> Windowed:
-        """In windows of one pixel, for images."""
-
-    def windows_like(self, other: Windowed) -> Windowed | None:
-        """A window of one pixel with step 1."""
-        return self.one_pixel().windows_like(other) if len(self.shape) == 3 else None
-
-    def negative(self) -> Form:
-        """Minus the coefficient."""
-        return self.scale(-torch.ones(1, *self.shape, dtype=self.like.dtype, device=self.like.device))
-
-    def plus(self, other: Form) -> Form:
-        """Left to the other form, which may have a structure."""
-        return other.plus(self) if not isinstance(other, UnitRows) else self.dense().plus(other)
-
-
-@dataclass(frozen=True)
-class Identity(UnitRows):
-    """The rows are the entries of the node themselves, in order, perhaps each times a factor."""
-
-    factor: Tensor | None = None  # [batch or 1, *shape]
 
     @property
     def exact(self) -> bool:
@@ -54,20 +43,46 @@ class Identity(UnitRows):
         return self.factor is None
 
     def dot(self, values: Tensor) -> Tensor:
-        """The values themselves."""
-        return (values if self.factor is None else values * self.factor).flatten(1)
+        """The entries, each times its factor: `[batch, rows]`."""
+        found = self.entries(values)
+        return (found if self.factor is None else found * self.factor).flatten(1)
 
     def abs_dot(self, values: Tensor) -> Tensor:
-        """The values themselves."""
-        return (values if self.factor is None else values * self.factor.abs()).flatten(1)
+        """The entries, each times its factor's absolute value: `[batch, rows]`."""
+        found = self.entries(values)
+        return (found if self.factor is None else found * self.factor.abs()).flatten(1)
 
-    def scale(self, factor: Tensor) -> Identity:
-        """Factors multiply."""
-        return replace(self, factor=factor if self.factor is None else self.factor * factor)
+    def scale(self: Same, factor: Tensor) -> Same:
+        """The product of both factors is the new one."""
+        found = self.entries(factor)
+        return replace(self, factor=found if self.factor is None else self.factor * found)
 
-    def split_scale(self, positive: Tensor, negative: Tensor) -> Identity:
-        """By the sign of the factor."""
-        return self.scale(positive if self.factor is None else torch.where(self.factor >= 0, positive, negative))
+    def split_scale(self: Same, positive: Tensor, negative: Tensor) -> Same:
+        """As `scale`, by the sign of the factor; without one all coefficients are 1."""
+        if self.factor is None:
+            return self.scale(positive)
+        return replace(self, factor=split_by_sign(self.factor, self.entries(positive), self.entries(negative)))
+
+    def windows_like(self, other: Windowed) -> Windowed | None:
+        """Windows of one pixel with step 1, if they are at the points of `other`."""
+        return self.one_pixel().windows_like(other) if len(self.shape) == 3 else None
+
+    def negative(self) -> Form:
+        """Minus the coefficient."""
+        return self.scale(-torch.ones(1, *self.shape, dtype=self.like.dtype, device=self.like.device))
+
+    def plus(self, other: Form) -> Form:
+        """The sum, left to the other form, which may have a structure."""
+        return other.plus(self) if not isinstance(other, UnitRows) else self.dense().plus(other)
+
+
+@dataclass(frozen=True)
+class Identity(UnitRows):
+    """The rows are all entries of the node, in order; `factor` is `[batch or 1, *shape]`."""
+
+    def entries(self, values: Tensor) -> Tensor:
+        """The values themselves, `[batch or 1, *shape]`."""
+        return values
 
     def pull(self, op: Pullable) -> Form:
         """The op's own rows."""
@@ -82,7 +97,7 @@ class Identity(UnitRows):
 
     def view(self, shape: Shape) -> Identity:
         """Rows are counted in memory order, which a reshape keeps."""
-        return Identity(shape, self.like, None if self.factor is None else self.factor.reshape(-1, *shape))
+        return replace(self, shape=shape, factor=None if self.factor is None else self.factor.reshape(-1, *shape))
 
     def one_pixel(self) -> Windowed:
         """At every point."""
@@ -95,41 +110,13 @@ class Identity(UnitRows):
 
 @dataclass(frozen=True)
 class Selected(UnitRows):
-    """The rows are some entries of the node, others for each sample, perhaps each times a factor."""
+    """The rows are some entries of the node, chosen for each sample; `factor` is `[batch, rows]`."""
 
     index: Tensor  # [batch, rows]
-    factor: Tensor | None = None  # [batch, rows]
 
-    @property
-    def exact(self) -> bool:
-        """The op's own weights, unrounded."""
-        return self.factor is None
-
-    def _entries(self, values: Tensor) -> Tensor:
-        """Look the entries of `[batch or 1, *shape]` up: `[batch, rows]`."""
+    def entries(self, values: Tensor) -> Tensor:
+        """The chosen entries, `[batch, rows]`."""
         return values.flatten(1).expand(self.index.shape[0], -1).gather(1, self.index)
-
-    def dot(self, values: Tensor) -> Tensor:
-        """The entries."""
-        found = self._entries(values)
-        return found if self.factor is None else found * self.factor
-
-    def abs_dot(self, values: Tensor) -> Tensor:
-        """The entries."""
-        found = self._entries(values)
-        return found if self.factor is None else found * self.factor.abs()
-
-    def scale(self, factor: Tensor) -> Selected:
-        """Factors multiply."""
-        found = self._entries(factor)
-        return replace(self, factor=found if self.factor is None else self.factor * found)
-
-    def split_scale(self, positive: Tensor, negative: Tensor) -> Selected:
-        """By the sign of the factor."""
-        if self.factor is None:
-            return self.scale(positive)
-        factor = split_by_sign(self.factor, self._entries(positive), self._entries(negative))
-        return replace(self, factor=factor)
 
     def pull(self, op: Pullable) -> Form:
         """The op's own rows."""
@@ -192,14 +179,6 @@ class Differences(FlatForm):
         """Look the two entries up."""
         values = values.expand(self.label.shape[0], -1)
         return values.gather(1, self.label[:, None]) + values.gather(1, self.others)
-
-    def scale(self, factor: Tensor) -> Form:
-        """Written out."""
-        return self.dense().scale(factor)
-
-    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
-        """Written out."""
-        return self.dense().split_scale(positive, negative)
 
     def pull(self, op: Pullable) -> Form:
         """The op may subtract rows of its weights."""
