@@ -290,7 +290,7 @@ def test_what_rows_meet_at_an_activation_is_the_sum_of_its_parts(drawn: tuple[li
 @pytest.mark.parametrize("norm", NORMS)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(drawn=conv_stacks())
-def test_windows_have_the_extremes_of_the_dense_form(drawn: tuple[list[Conv2d], int], norm: float, boxed: bool) -> None:
+def test_windows_are_concretised_as_the_dense_form(drawn: tuple[list[Conv2d], int], norm: float, boxed: bool) -> None:
     """The border of an image has no coefficients: they must not widen a bound either."""
     ops, seed = drawn
     identity = Identity(ops[0].out_shape, torch.empty(0, dtype=F64))

@@ -84,11 +84,11 @@ class Envelope:
         region = self.region.to(dtype)
         coef = self.slope.flatten(2).to(dtype)
         gap = at_least(rows_dot(coef, region.x.flatten(1)) + self.offset.to(dtype))
-        rooms = region.box_rooms()
-        if rooms is None:
+        caps = region.box_caps()
+        if caps is None:
             return coef.abs(), None, None, gap
         widen = 1 if self.rounding is None else 1 + 1e-15
-        down, up = (room.flatten(1).unsqueeze(1) * widen for room in rooms)
+        down, up = (cap.flatten(1).unsqueeze(1) * widen for cap in caps)
         return coef.abs(), down, up, gap
 
     def select(self, samples: Tensor, rows: Tensor) -> Envelope:

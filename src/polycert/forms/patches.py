@@ -1,4 +1,4 @@
-"""Forms whose rows have coefficients in a window of an image: a convolution's units as functions of an earlier layer."""
+"""Forms whose rows have coefficients in a window of an image: units of a convolution, seen from an earlier layer."""
 
 from __future__ import annotations
 
