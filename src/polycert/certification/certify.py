@@ -133,7 +133,7 @@ class Certifier:
 
         For proofs the caller sees to `plain_products`, for all of its threads at once.
         """
-        with torch.no_grad() if get_method(self.method).descends else torch.inference_mode():
+        with torch.no_grad() if get_method(self.method).uses_gradients else torch.inference_mode():
             verdict, in_double = self._decided(region, label, beyond=beyond)
         # Tensors of that mode may neither be changed nor meet gradients later: the caller gets ordinary ones.
         return BatchVerdict(*(part.clone() for part in verdict)), in_double.clone()

@@ -55,7 +55,7 @@ def relax(
     rounding = error_model(graph)
     with torch.no_grad(), plain_products(graph.device):
         (run,) = passes(graph, region, method, relaxation, rounding)
-        run.hidden = in_time(run.hidden, deadline)
+        run.pre_activation = in_time(run.pre_activation, deadline)
         bound = get_method(method).final(run, form, LOWER)
         low = at_least(region.concretise(bound.form, rounding, joint=True)[0] + bound.offset)
         found = {graph.nodes[k].inputs[0]: run.interval(graph.nodes[k].inputs[0]) for k in graph.activations}
