@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from polycert.bounding.backward import LOWER, Bound
+from polycert.bounding.backward import LOWER
 from polycert.bounding.methods import get_method, passes
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Differences, Form
@@ -65,8 +64,8 @@ class Envelope:
 
     def distances_from(self, x: Tensor) -> Tensor:
         """Signed distances from other points of the box, such as adversarial ones (PER+at, Section III-B)."""
-        moved = Region(x, self.region.norm, self.region.eps, self.region.low, self.region.high, self.region.minimum)
-        return Envelope(self.slope, self.offset, self.classes, moved).distances(signed=True)
+        moved = replace(self, region=replace(self.region, x=x), slack=None, rounding=None)
+        return moved.distances(signed=True)
 
     @property
     def _relative(self) -> float:
@@ -153,14 +152,13 @@ def envelopes(
     """The envelopes of a batch, one for each relaxation in use."""
     form, classes = margin_rows(graph, label)
     final = get_method(method).final
-    runs = passes(graph, region, method, relaxation, rounding)
-    return [_envelope(final(run, form, LOWER), classes, region, rounding) for run in runs]
-
-
-def _envelope(bound: Bound, classes: Tensor, region: Region, rounding: Rounding | None) -> Envelope:
-    slope = bound.form.dense().coef
-    batch = max(len(region.x), slope.shape[0])
-    return Envelope(slope.expand(batch, *slope.shape[1:]), bound.offset, classes, region, bound.slack, rounding)
+    found = []
+    for run in passes(graph, region, method, relaxation, rounding):
+        bound = final(run, form, LOWER)
+        slope = bound.form.dense().coef
+        slope = slope.expand(max(len(region.x), slope.shape[0]), *slope.shape[1:])
+        found.append(Envelope(slope, bound.offset, classes, region, bound.slack, rounding))
+    return found
 
 
 def better(first: Envelope, second: Envelope) -> Envelope:
@@ -168,21 +166,11 @@ def better(first: Envelope, second: Envelope) -> Envelope:
     if first is second:
         return first
     near, far = first.distances(), second.distances()
-    capped = [d.clamp(max=math.inf).minimum(first.region.eps[:, None].to(d)) for d in (near, far)]
+    capped = [d.minimum(first.region.eps[:, None].to(d)) for d in (near, far)]
     take = (capped[1] > capped[0]) | ((capped[1] == capped[0]) & (second.margins() > first.margins()))
 
     def pick(a: Tensor, b: Tensor) -> Tensor:
         return torch.where(take.reshape(*take.shape, *(1,) * (a.dim() - 2)), b, a)
 
     slack = None if first.slack is None or second.slack is None else pick(first.slack, second.slack)
-    return Envelope(
-        pick(first.slope, second.slope),
-        pick(first.offset, second.offset),
-        first.classes,
-        first.region,
-        slack,
-        first.rounding,
-    )
-
-
-__all__ = ["Envelope", "better", "classes_of", "envelopes", "margin_rows"]
+    return replace(first, slope=pick(first.slope, second.slope), offset=pick(first.offset, second.offset), slack=slack)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,57 +30,36 @@ MAX_EVALUATIONS = 100
 CLIFF = 10.0  # times as steep as before
 
 
-class TriedEps(NamedTuple):
-    """An eps that was tried and a value found there, `[batch]` each; NaN where there is none."""
-
-    eps: Tensor
-    value: Tensor
-
-    def at(self, index: Tensor) -> TriedEps:
-        """Of some samples."""
-        return TriedEps(self.eps[index], self.value[index])
-
-    def put(self, index: Tensor, other: TriedEps) -> TriedEps:
-        """With some samples replaced."""
-        return TriedEps(self.eps.index_put((index,), other.eps), self.value.index_put((index,), other.value))
-
-
 class Bracket(NamedTuple):
-    """The state of the search, all `[batch]`, float64: `low` is certified, `high` failed (or is the upper end).
+    """The state of the search for each sample, float64: `low` is certified, `high` failed or is the upper end.
 
-    Points of the margin (the largest certified eps tried, the smallest failed one, the one before on the side that was
-    tried last, and the failed one before) and the two of the gap d(eps) - eps nearest to 0 serve to guess the crossing.
-    `run` counts how often the same side came up.
+    The other fields serve to guess where d(eps) = eps. A point `[batch, 2]` is an eps that was tried and the margin
+    found there, or the gap d(eps) - eps; both are NaN where there is no such eps.
     """
 
-    low: Tensor
-    high: Tensor
-    certified: TriedEps
-    failed: TriedEps
-    before: TriedEps
-    failed_before: TriedEps
-    near: TriedEps
-    nearer: TriedEps
-    start: Tensor  # the margin at eps = 0
-    run: Tensor
-    tries: Tensor
+    low: Tensor  # [batch]
+    high: Tensor  # [batch]
+    certified: Tensor  # the point of the margin at the largest certified eps
+    failed: Tensor  # the point of the margin at the smallest failed eps
+    before: Tensor  # the earlier point of the margin on the side that was tried last
+    failed_before: Tensor  # the failed point of the margin before `failed`
+    near: Tensor  # the points of the two gaps nearest to 0
+    nearer: Tensor
+    margin_at_0: Tensor  # [batch]
+    streak: Tensor  # [batch]: how often in a row eps was certified, or minus how often it failed
+    evaluations: Tensor  # [batch]
 
     def at(self, index: Tensor) -> Bracket:
         """The state of some samples."""
-        parts: list[Any] = [f.at(index) if isinstance(f, TriedEps) else f[index] for f in self]
-        return Bracket(*parts)
+        return Bracket(*(part[index] for part in self))
 
     def put(self, index: Tensor, other: Bracket) -> Bracket:
-        """The state with some samples replaced."""
-        pairs: list[tuple[Any, Any]] = list(zip(self, other, strict=True))
-        parts: list[Any] = [
-            mine.put(index, new) if isinstance(mine, TriedEps) else mine.index_put((index,), new) for mine, new in pairs
-        ]
-        return Bracket(*parts)
+        """The state with that of some samples replaced."""
+        return Bracket(*(part.index_put((index,), new) for part, new in zip(self, other, strict=True)))
 
 
-def _pick(condition: Tensor, yes: TriedEps, no: TriedEps) -> TriedEps:
-    return TriedEps(torch.where(condition, yes.eps, no.eps), torch.where(condition, yes.value, no.value))
+def _points(eps: Tensor, value: Tensor) -> Tensor:
+    return torch.stack([eps, value], 1)
 
 
 Proposal = Callable[[Bracket, float], Tensor]
@@ -107,20 +86,20 @@ def _guess(bracket: Bracket, tolerance: float) -> Tensor:
     found = middle
     for guess in (_foot(bracket), *smooth, _secant(bracket, tolerance)):
         found = torch.where((guess > low) & (guess < high), guess, found)
-    found = torch.where((bracket.run != 0) & (bracket.run % 4 == 0), middle, found)
+    found = torch.where((bracket.streak != 0) & (bracket.streak % 4 == 0), middle, found)
     return torch.maximum(torch.minimum(found, high - step), low + step)
 
 
 def _secant(bracket: Bracket, tolerance: float) -> Tensor:
     """Zero of the line through the two gaps nearest to 0, and 0.4 tolerances of gap beyond it."""
-    (a, gap_a), (b, gap_b) = bracket.near, bracket.nearer
+    (a, gap_a), (b, gap_b) = bracket.near.unbind(1), bracket.nearer.unbind(1)
     slope = (gap_b - gap_a) / (b - a)
     return b - gap_b / slope + 0.4 * tolerance / (-slope).clamp(min=1)
 
 
 def _parabola(bracket: Bracket) -> Tensor:
     """Zero of the parabola through three margins (Muller's step); NaN where it has none."""
-    (a, fa), (b, fb), (c, fc) = bracket.before, bracket.certified, bracket.failed
+    (a, fa), (b, fb), (c, fc) = (point.unbind(1) for point in (bracket.before, bracket.certified, bracket.failed))
     first, second = (fb - fa) / (b - a), (fc - fb) / (c - b)
     bend = (second - first) / (c - a)
     slope = second + (c - b) * bend
@@ -130,19 +109,19 @@ def _parabola(bracket: Bracket) -> Tensor:
 
 def _cliff(bracket: Bracket) -> Tensor:
     """Whether the margin falls that much faster ahead than it has fallen so far."""
-    (a, fa), (b, fb) = bracket.certified, bracket.failed
-    return (a > 0) & ((fa - fb) * a > CLIFF * (bracket.start - fa).clamp(min=0) * (b - a))
+    (a, fa), (b, fb) = bracket.certified.unbind(1), bracket.failed.unbind(1)
+    return (a > 0) & ((fa - fb) * a > CLIFF * (bracket.margin_at_0 - fa).clamp(min=0) * (b - a))
 
 
 def _foot(bracket: Bracket) -> Tensor:
     """Zero of the line through two failed margins; NaN before there are two."""
-    (a, fa), (b, fb) = bracket.failed, bracket.failed_before
+    (a, fa), (b, fb) = bracket.failed.unbind(1), bracket.failed_before.unbind(1)
     return a - fa * (b - a) / (fb - fa)
 
 
 def _power_law(bracket: Bracket) -> Tensor:
     """Margins fall slowly at first, then fast: a chord's crossing, moved outward."""
-    (a, fa), (b, fb) = bracket.certified, bracket.failed
+    (a, fa), (b, fb) = bracket.certified.unbind(1), bracket.failed.unbind(1)
     return a + (b - a) * (fa / (fa - fb)) ** 0.7
 
 
@@ -246,7 +225,7 @@ class RadiusSearch:
         for strategy in strategies:
             end = self._closed(region, label, _moved(bracket, tried, strategy.partial), strategy)
             index = torch.arange(here.start, here.start + len(label), device=label.device)
-            found.append(Radii(index, label, prediction, end.low, end.high, end.tries))
+            found.append(Radii(index, label, prediction, end.low, end.high, end.evaluations))
         return found
 
     def _closed(self, region: Region, label: Tensor, bracket: Bracket, strategy: Strategy) -> Bracket:
@@ -261,7 +240,7 @@ class RadiusSearch:
         self, region: Region, label: Tensor, bracket: Bracket, propose: Proposal, *, beyond: bool
     ) -> Tried | None:
         """One evaluation of every sample whose bracket is too wide; None if there is none."""
-        wide = (bracket.high - bracket.low > self.tolerance) & (bracket.tries < MAX_EVALUATIONS)
+        wide = (bracket.high - bracket.low > self.tolerance) & (bracket.evaluations < MAX_EVALUATIONS)
         active = wide.nonzero().squeeze(1)
         if len(active) == 0:
             return None
@@ -294,10 +273,9 @@ def _first(outputs: Tensor, label: Tensor, upper: float) -> Bracket:
     margin = own - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
     zero = torch.zeros_like(margin)
     high = torch.where(margin > 0, torch.full_like(zero, upper), zero)
-    nowhere = TriedEps(torch.full_like(zero, torch.nan), torch.full_like(zero, torch.nan))
+    nowhere = zero.new_full((len(zero), 2), torch.nan)
     count = torch.zeros_like(label)
-    points = TriedEps(zero, margin), nowhere, nowhere, nowhere, nowhere, nowhere
-    return Bracket(zero, high, *points, margin, count, count)
+    return Bracket(zero, high, _points(zero, margin), *(nowhere,) * 5, margin, count, count)
 
 
 def _narrowed(bracket: Bracket, eps: Tensor, verdict: BatchVerdict, partial: bool) -> Bracket:
@@ -306,21 +284,22 @@ def _narrowed(bracket: Bracket, eps: Tensor, verdict: BatchVerdict, partial: boo
     proved = torch.where(yes, eps, verdict.radius if partial else torch.zeros_like(eps))
     low = torch.maximum(bracket.low, proved)
     high = torch.where(yes, bracket.high, eps)
-    here = TriedEps(eps, verdict.margin)
-    gap = TriedEps(eps, torch.where(verdict.distance > 0, verdict.distance - eps, torch.nan))
+    gap = torch.where(verdict.distance > 0, verdict.distance - eps, torch.nan)
     # NaN compares false: an unknown gap is never nearer, and anything known is nearer than unknown.
-    closest = ~(gap.value.abs() >= bracket.nearer.value.abs()) & torch.isfinite(gap.value)
-    closer = ~(gap.value.abs() >= bracket.near.value.abs()) & torch.isfinite(gap.value)
+    closest, closer = (
+        (~(gap.abs() >= point[:, 1].abs()) & torch.isfinite(gap))[:, None] for point in (bracket.nearer, bracket.near)
+    )
+    here, gap_here, on_yes = _points(eps, verdict.margin), _points(eps, gap), yes[:, None]
     return Bracket(
         low,
         torch.maximum(high, low),
-        certified=_pick(yes, here, bracket.certified),
-        failed=_pick(yes, bracket.failed, here),
-        before=_pick(yes, bracket.certified, bracket.failed),
-        failed_before=_pick(yes, bracket.failed_before, bracket.failed),
-        near=_pick(closest, bracket.nearer, _pick(closer, gap, bracket.near)),
-        nearer=_pick(closest, gap, bracket.nearer),
-        start=bracket.start,
-        run=torch.where(yes, bracket.run.clamp(min=0) + 1, bracket.run.clamp(max=0) - 1),
-        tries=bracket.tries + 1,
+        certified=torch.where(on_yes, here, bracket.certified),
+        failed=torch.where(on_yes, bracket.failed, here),
+        before=torch.where(on_yes, bracket.certified, bracket.failed),
+        failed_before=torch.where(on_yes, bracket.failed_before, bracket.failed),
+        near=torch.where(closest, bracket.nearer, torch.where(closer, gap_here, bracket.near)),
+        nearer=torch.where(closest, gap_here, bracket.nearer),
+        margin_at_0=bracket.margin_at_0,
+        streak=torch.where(yes, bracket.streak.clamp(min=0) + 1, bracket.streak.clamp(max=0) - 1),
+        evaluations=bracket.evaluations + 1,
     )
