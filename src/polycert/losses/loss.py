@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -24,12 +23,26 @@ ATTACK_STEP = 0.2  # of eps, in training; ten of them cross the ball
 class Loss(nn.Module, ABC):
     """A training objective: `loss(net, x, y, ball)` is the whole scalar to minimise.
 
+    Args:
+        attack_steps, attack_step: steps of the attack, for losses that attack, and the size of one in units of eps.
+        subsample: B', how many samples of the batch, drawn at random, are bounded; None for all.
+
     Args of a call:
         net: from `capture`; its parameters get the gradients.
         x, y: inputs `[batch, *input_shape]` and labels `[batch]`.
         ball: the set around each sample that the objective is about.
         draws: where random numbers come from; torch's global generator by default.
     """
+
+    def __init__(
+        self, *, attack_steps: int = 10, attack_step: float = ATTACK_STEP, subsample: int | None = None
+    ) -> None:
+        super().__init__()
+        require(attack_steps >= 1, "attack_steps must be at least 1", attack_steps)
+        require(attack_step > 0, "attack_step must be above 0", attack_step)
+        rule = "subsample must be at least 1, or None for the whole batch"
+        require(subsample is None or subsample >= 1, rule, subsample)
+        self.attack_steps, self.attack_step, self.subsample = attack_steps, attack_step, subsample
 
     def forward(self, net: Network, x: Tensor, y: Tensor, ball: Ball, draws: Draws | None = None) -> Tensor:
         """The objective, a scalar."""
@@ -41,6 +54,38 @@ class Loss(nn.Module, ABC):
     @abstractmethod
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """The objective on a graph whose tensors are live."""
+
+    def attacked(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
+        """The attack of training with this loss's steps: points `[batch, *input_shape]` of the set."""
+        return attacked(graph, region, y, draws, self.attack_steps, self.attack_step)
+
+
+class Plain(Loss):
+    """Cross-entropy on the clean inputs; the ball is not looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
+        """`CE(x)`."""
+        return clean(graph, region.x, y, draws)
+
+
+class AT(Loss):
+    """Adversarial training: half clean, half attacked cross-entropy.
+
+    Args:
+        attack_steps: steps of projected gradient descent from a random start.
+        attack_step: the size of one, in units of eps.
+    """
+
+    def __init__(self, *, attack_steps: int = 10, attack_step: float = ATTACK_STEP) -> None:
+        super().__init__(attack_steps=attack_steps, attack_step=attack_step)
+
+    def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
+        """`(CE(x) + CE(x')) / 2`."""
+        points = self.attacked(graph, region, y, draws)
+        return (clean(graph, region.x, y, draws) + clean(graph, points, y, draws)) / 2
 
 
 def _checked(net: Network, x: Tensor, y: Tensor) -> tuple[Graph, Tensor, Tensor]:
@@ -59,11 +104,6 @@ def require(holds: bool, rule: str, got: object) -> None:
         raise PolycertError(f"{rule}, got {got}")
 
 
-def check_subsample(count: int | None) -> None:
-    """B' is a count of samples, or None for all."""
-    require(count is None or count >= 1, "subsample must be at least 1, or None for the whole batch", count)
-
-
 def check_relaxation(name: str, method: str) -> None:
     """A loss is about one enclosure of the activations, by a method that there is."""
     get_method(method)
@@ -73,12 +113,6 @@ def check_relaxation(name: str, method: str) -> None:
 def clean(graph: Graph, x: Tensor, y: Tensor, draws: Draws) -> Tensor:
     """Mean cross-entropy over the batch."""
     return draws.choose(x, None, "all").mean(F.cross_entropy(graph.forward(x), y, reduction="none"))
-
-
-def check_attack(steps: int, step: float) -> None:
-    """An attack takes a step at least, and every step goes somewhere."""
-    require(steps >= 1, "attack_steps must be at least 1", steps)
-    require(step > 0, "attack_step must be above 0", step)
 
 
 def attacked(graph: Graph, region: Region, y: Tensor, draws: Draws, steps: int, step: float = ATTACK_STEP) -> Tensor:
@@ -94,12 +128,3 @@ def attacked(graph: Graph, region: Region, y: Tensor, draws: Draws, steps: int, 
         spread = spread * over(share, spread)
     start = region.project(region.x + spread * over(region.radius, region.x))
     return pgd_attack(graph, region, y, start, steps=steps, step=step, fixed=True)
-
-
-def worst_case(margins: Tensor) -> Tensor:
-    """Cross-entropy of the logits 0 for the label and `-margin` for each other class: `[batch]`.
-
-    With lower bounds of the margins over a set this bounds the cross-entropy of every point of the set from above.
-    """
-    zero = torch.zeros_like(margins[:, :1])
-    return torch.cat([zero, -margins], 1).logsumexp(1)

@@ -11,7 +11,7 @@ from polycert.certification.envelope import margin_rows
 from polycert.errors import PolycertError
 from polycert.forms import Form, Identity
 from polycert.graph import Graph
-from polycert.losses.loss import ATTACK_STEP, Loss, attacked, check_attack, check_subsample, clean, require
+from polycert.losses.loss import ATTACK_STEP, Loss, clean, require
 from polycert.losses.random_draws import Draws
 from polycert.rules import Activation
 from polycert.sets.ball import Ball, Region
@@ -47,18 +47,15 @@ class MMR(Loss):
         attack_steps: int = 10,
         attack_step: float = ATTACK_STEP,
     ) -> None:
-        super().__init__()
+        super().__init__(attack_steps=attack_steps, attack_step=attack_step, subsample=subsample)
         require(weight >= 0, "weight must be at least 0", weight)
         require(gamma_boundary > 0, "gamma_boundary must be above 0", gamma_boundary)
         require(gamma_decision > 0, "gamma_decision must be above 0", gamma_decision)
         require(0 < boundary_share <= 1, "boundary_share must be in (0, 1]", boundary_share)
         require(decisions >= 1, "decisions must be at least 1", decisions)
-        check_attack(attack_steps, attack_step)
-        check_subsample(subsample)
         self.weight, self.boundary_share, self.decisions = weight, boundary_share, decisions
         self.gamma_boundary, self.gamma_decision = gamma_boundary, gamma_decision
-        self.at, self.subsample = at, subsample
-        self.attack_steps, self.attack_step = attack_steps, attack_step
+        self.at = at
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """`CE + lambda MMR`."""
@@ -83,8 +80,7 @@ class MMR(Loss):
         half = draws.choose(region.x, (draws.size(region.x) + 1) // 2, "half").positions
         if not len(half):
             return region.x
-        moved = attacked(graph, region[half], y[half], draws.of(half), self.attack_steps, self.attack_step)
-        return region.x.index_copy(0, half, moved)
+        return region.x.index_copy(0, half, self.attacked(graph, region[half], y[half], draws.of(half)))
 
 
 def boundaries(graph: Graph, x: Tensor, y: Tensor, norm: float) -> tuple[Tensor, Tensor]:

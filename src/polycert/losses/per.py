@@ -8,16 +8,7 @@ from polycert.bounding.methods import get_method
 from polycert.certification.envelope import Envelope, envelopes
 from polycert.errors import PolycertError
 from polycert.graph import Graph
-from polycert.losses.loss import (
-    ATTACK_STEP,
-    Loss,
-    attacked,
-    check_attack,
-    check_relaxation,
-    check_subsample,
-    clean,
-    require,
-)
+from polycert.losses.loss import ATTACK_STEP, Loss, check_relaxation, clean, require
 from polycert.losses.random_draws import Draws
 from polycert.sets.ball import Region
 
@@ -52,25 +43,20 @@ class PER(Loss):
         attack_steps: int = 10,
         attack_step: float = ATTACK_STEP,
     ) -> None:
-        super().__init__()
+        super().__init__(attack_steps=attack_steps, attack_step=attack_step, subsample=subsample)
         if not get_method(method).sloped:
             raise PolycertError(f"PER needs linear bounds with a slope, which {method!r} has not: use crown or forward")
         check_relaxation(relaxation, method)
         require(alpha > 0, "alpha must be above 0", alpha)
         require(gamma >= 0, "gamma must be at least 0", gamma)
         require(terms >= 1, "terms must be at least 1", terms)
-        check_attack(attack_steps, attack_step)
-        check_subsample(subsample)
         self.method, self.relaxation = method, relaxation
         self.alpha, self.gamma, self.terms = alpha, gamma, terms
-        self.at, self.subsample = at, subsample
-        self.attack_steps, self.attack_step = attack_steps, attack_step
+        self.at = at
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """Cross-entropy (half of it on attacked points with `at`) + the mean PER term."""
-        points = region.x
-        if self.at:
-            points = attacked(graph, region, y, draws, self.attack_steps, self.attack_step)
+        points = self.attacked(graph, region, y, draws) if self.at else region.x
         fit = clean(graph, region.x, y, draws)
         if self.at:
             fit = (fit + clean(graph, points, y, draws)) / 2

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from polycert.bounding.methods import get_method, passes
 from polycert.errors import PolycertError
 from polycert.graph import Graph, Network
-from polycert.losses.loss import Loss, check_subsample, require
+from polycert.losses.loss import Loss, require
 from polycert.losses.random_draws import Draws
 from polycert.sets.ball import Ball, Region
 
@@ -61,11 +61,10 @@ class Stability(Loss):
     """
 
     def __init__(self, weight: float, *, method: str = "ibp", subsample: int | None = None) -> None:
-        super().__init__()
+        super().__init__(subsample=subsample)
         require(weight >= 0, "weight must be at least 0", weight)
         get_method(method)
-        check_subsample(subsample)
-        self.weight, self.method, self.subsample = weight, method, subsample
+        self.weight, self.method = weight, method
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """See the class."""

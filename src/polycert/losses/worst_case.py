@@ -4,34 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor
 
 from polycert.bounding.backward import LOWER, Bound, Pass, final_by_backward
 from polycert.bounding.methods import final_by_interval, get_method, passes
 from polycert.certification.envelope import margin_rows
 from polycert.graph import Graph
-from polycert.losses.loss import (
-    ATTACK_STEP,
-    Loss,
-    attacked,
-    check_attack,
-    check_relaxation,
-    check_subsample,
-    clean,
-    require,
-    worst_case,
-)
+from polycert.losses.loss import ATTACK_STEP, Loss, check_relaxation, clean, require
 from polycert.losses.random_draws import Draws
 from polycert.sets.ball import Region
 
 
 class WorstCase(Loss):
     """Cross-entropy of the worst logits that lower bounds of the margins allow, on B' samples of the batch."""
-
-    def __init__(self, subsample: int | None) -> None:
-        super().__init__()
-        check_subsample(subsample)
-        self.subsample = subsample
 
     @abstractmethod
     def margins(self, graph: Graph, region: Region, y: Tensor) -> Tensor:
@@ -55,7 +41,7 @@ class KW(WorstCase):
     """
 
     def __init__(self, *, method: str = "crown", relaxation: str = "parallel", subsample: int | None = None) -> None:
-        super().__init__(subsample)
+        super().__init__(subsample=subsample)
         check_relaxation(relaxation, method)
         self.method, self.relaxation = method, relaxation
 
@@ -77,7 +63,7 @@ class IBP(WorstCase):
     """
 
     def __init__(self, *, kappa: float = 0.5, subsample: int | None = None) -> None:
-        super().__init__(subsample)
+        super().__init__(subsample=subsample)
         require(0 <= kappa <= 1, "kappa must be in [0, 1]", kappa)
         self.kappa = kappa
 
@@ -136,14 +122,13 @@ class Mixture(WorstCase):
         attack_step: float = ATTACK_STEP,
         subsample: int | None = None,
     ) -> None:
+        super().__init__(attack_steps=attack_steps, attack_step=attack_step, subsample=subsample)
         require(0 <= mix <= 1, "mix must be in [0, 1]", mix)
-        check_attack(attack_steps, attack_step)
-        super().__init__(subsample)
-        self.mix, self.attack_steps, self.attack_step = mix, attack_steps, attack_step
+        self.mix = mix
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """`(1 - mix) CE(x') + mix CE(worst case)`."""
-        points = attacked(graph, region, y, draws, self.attack_steps, self.attack_step)
+        points = self.attacked(graph, region, y, draws)
         return (1 - self.mix) * clean(graph, points, y, draws) + self.mix * self.worst(graph, region, y, draws)
 
 
@@ -181,3 +166,12 @@ def _interval_margins(graph: Graph, run: Pass, y: Tensor) -> Tensor:
 def _lower(region: Region, bound: Bound) -> Tensor:
     """Numbers from a linear lower bound."""
     return region.concretise(bound.form, joint=True)[0] + bound.offset
+
+
+def worst_case(margins: Tensor) -> Tensor:
+    """Cross-entropy of the logits 0 for the label and `-margin` for each other class: `[batch]`.
+
+    With lower bounds of the margins over a set this bounds the cross-entropy of every point of the set from above.
+    """
+    zero = torch.zeros_like(margins[:, :1])
+    return torch.cat([zero, -margins], 1).logsumexp(1)
