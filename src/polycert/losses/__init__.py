@@ -1,4 +1,4 @@
-"""Training objectives: `loss(net, x, y, ball)` is the whole scalar to minimise."""
+"""Training objectives: `loss(net, x, y, ball)` is the scalar to minimise."""
 
 from polycert.losses.loss import AT, Loss, Plain
 from polycert.losses.mmr import MMR
