@@ -44,8 +44,8 @@ def test_radii_are_certified_and_survive_an_attack(problem: Problem, strategy: s
     found = search(problem, strategy=strategy, norm=norm, upper=0.5 if norm != 1 else 2.0)
     net, x, y = problem
     again = pc.certify(net, x, y, pc.Ball(norm, found.radius, 0.0, 1.0))
-    hits = pc.attack(net, x, y, pc.Ball(norm, found.radius, 0.0, 1.0), steps=20, restarts=1)
-    assert not bool(hits.success.any())
+    attacked = pc.attack(net, x, y, pc.Ball(norm, found.radius, 0.0, 1.0), steps=20, restarts=1)
+    assert not bool(attacked.success.any())
     if strategy == "bisection":  # its radii are those of whole balls; the others' may be parts of larger ones
         assert bool(again.certified.all())
     else:

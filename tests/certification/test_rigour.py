@@ -341,7 +341,7 @@ def test_fast_mode_can_be_wrong_and_rigorous_mode_is_not() -> None:
             certified += bool(sure.certified[0])
             assert truth or not bool(sure.certified[0])
     assert wrong > 0, "the networks do not cancel enough to show anything"
-    assert certified > 20, "float64 settles nearly all of them"
+    assert certified > 20, "float64 decides nearly all of them"
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)

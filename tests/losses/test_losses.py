@@ -421,12 +421,12 @@ def test_attacks_and_certification_leave_gradients_alone() -> None:
 def test_an_attack_stays_in_its_set_and_finds_what_is_there(norm: float) -> None:
     (_, net), (x, _), eps = network("relu"), batch(), 0.8
     y = net(x).argmax(1)
-    hits = pc.attack(net, x, y, box_ball(norm, eps), steps=40, restarts=3)
-    moved = torch.linalg.vector_norm((hits.inputs - x).flatten(1), ord=norm, dim=1)
+    found = pc.attack(net, x, y, box_ball(norm, eps), steps=40, restarts=3)
+    moved = torch.linalg.vector_norm((found.inputs - x).flatten(1), ord=norm, dim=1)
     assert float(moved.max()) <= eps * (1 + 1e-9)
-    assert float(hits.inputs.min()) >= 0
-    assert float(hits.inputs.max()) <= 1
-    assert bool((hits.success == (hits.margin <= 0)).all())
+    assert float(found.inputs.min()) >= 0
+    assert float(found.inputs.max()) <= 1
+    assert bool((found.success == (found.margin <= 0)).all())
     again = pc.attack(net, x[2:3], y[2:3], box_ball(norm, eps), steps=40, restarts=1)
     first = pc.attack(net, x, y, box_ball(norm, eps), steps=40, restarts=1)
     assert torch.allclose(again.margin, first.margin[2:3])
