@@ -27,7 +27,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import polycert as pc
-from polycert import data
+from polycert.data import datasets as data
 from polycert.data.sources import SourceError, _unpack_flat
 from polycert.errors import LONGEST
 from polycert.runtime import limits

@@ -155,12 +155,6 @@ class Certifier:
         return BatchVerdict(*merged), in_double.index_fill(0, again, True)
 
 
-def _predict(graph: Graph, x: Tensor, batch: int) -> Tensor:
-    outputs = torch.cat([graph.forward(part.to(graph.dtype)) for part in x.split(batch)])
-    check_finite(graph, outputs)
-    return outputs
-
-
 def certify(
     net: Network | nn.Module,
     x: Array,
@@ -203,13 +197,15 @@ def certify(
     region = ball.at(inputs)
     network.check_inside(region)
     certifier = Certifier(network, method, relaxation, rigorous)
-    classes = classes_of(certifier.graph)
-    numbers = get_method(method).numbers(certifier.graph)
-    batch = batch_size_for(certifier.graph, numbers, memory, threads, batch_size=batch_size)
+    graph = certifier.graph
+    classes = classes_of(graph)
+    batch = batch_size_for(graph, get_method(method).numbers(graph), memory, threads, batch_size=batch_size)
     with torch.no_grad():
-        prediction = _predict(certifier.graph, inputs, batch).argmax(1)
+        outputs = torch.cat([graph.forward(part.to(graph.dtype)) for part in inputs.split(batch)])
+    check_finite(graph, outputs)
+    prediction = outputs.argmax(1)
     label = as_labels(y, prediction, classes)
-    with plain_products(certifier.graph.device):
+    with plain_products(graph.device):
         parts = over_batches(
             lambda part: _certify_part(certifier, region[part], label[part], prediction[part], part.start),
             len(inputs),

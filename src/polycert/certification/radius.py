@@ -179,12 +179,12 @@ def largest_radius(
         raise PolycertError(f"need 0 < tolerance < upper, got tolerance {tolerance} and upper {upper}")
     network, inputs = as_inputs(net, x)
     certifier = Certifier(network, method, relaxation, rigorous)
-    numbers = get_method(method).numbers(certifier.graph)
-    batch = batch_size_for(certifier.graph, numbers, memory, threads, batch_size=batch_size)
+    graph = certifier.graph
+    batch = batch_size_for(graph, get_method(method).numbers(graph), memory, threads, batch_size=batch_size)
     region = Ball(norm, upper, low, high, minimum=minimum).at(inputs)
     network.check_inside(region)
     unknown = inputs.new_zeros(len(inputs), dtype=torch.long)
-    labels = None if y is None else as_labels(y, unknown, classes_of(certifier.graph))
+    labels = None if y is None else as_labels(y, unknown, classes_of(graph))
     return RadiusSearch(certifier, region, upper, tolerance).run(labels, [strategy], batch, threads, progress)[0]
 
 
