@@ -54,14 +54,14 @@ def seconds(work: Callable[[], object], repeat: int) -> float:
 
 def margins_only(net: pc.Network, x: torch.Tensor, y: torch.Tensor, ball: pc.Ball, batch: int) -> torch.Tensor:
     """Plain CROWN: predictions and the margins' lower bounds, no distances."""
-    judge = Certifier(net, "crown", "parallel", rigorous=False)
+    certifier = Certifier(net, "crown", "parallel", rigorous=False)
     region = ball.at(x)
     found = []
     with torch.no_grad():
         for begin in range(0, len(x), batch):
             part = slice(begin, begin + batch)
-            judge.graph.forward(x[part]).argmax(1)
-            found.append(judge.envelope(judge.graph, region[part], y[part]).margins().amin(1))
+            certifier.graph.forward(x[part]).argmax(1)
+            found.append(certifier.envelope(certifier.graph, region[part], y[part]).margins().amin(1))
     return torch.cat(found)
 
 

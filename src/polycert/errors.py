@@ -1,6 +1,6 @@
-"""The one exception type that means: the caller can fix this; and the one warning: the caller should know this."""
+"""The exception for what a caller can correct, and the warning for what a caller should know."""
 
-LONGEST = 2000  # characters of a sentence: what it quotes from a file may have no end
+LONGEST = 2000  # characters of a message, which may quote a file
 
 
 class PolycertError(ValueError):
@@ -12,9 +12,9 @@ class PolycertError(ValueError):
 
 
 class PolycertWarning(UserWarning):
-    """What was left out, or not done, although the result is right; one sentence."""
+    """The result is right, but something was left out; the message is one sentence that says what."""
 
 
 def reason(error: BaseException) -> str:
-    """What another library's error says first, to be part of a sentence."""
+    """The first line of an error's message, or the name of its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

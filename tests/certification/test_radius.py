@@ -44,8 +44,8 @@ def test_radii_are_certified_and_survive_an_attack(problem: Problem, strategy: s
     found = search(problem, strategy=strategy, norm=norm, upper=0.5 if norm != 1 else 2.0)
     net, x, y = problem
     again = pc.certify(net, x, y, pc.Ball(norm, found.radius, 0.0, 1.0))
-    hits = pc.attack(net, x, y, pc.Ball(norm, found.radius, 0.0, 1.0), steps=20, restarts=1)
-    assert not bool(hits.success.any())
+    attacked = pc.attack(net, x, y, pc.Ball(norm, found.radius, 0.0, 1.0), steps=20, restarts=1)
+    assert not bool(attacked.success.any())
     if strategy == "bisection":  # its radii are those of whole balls; the others' may be parts of larger ones
         assert bool(again.certified.all())
     else:
@@ -131,10 +131,10 @@ def test_the_distance_beyond_the_ball_is_the_smallest_of_all(problem: Problem, n
     sides = {"low": -0.5, "high": 1.5} if boxed else {}
     for eps in (0.01, 0.1, 1.0):
         env = pc.envelope(net, x, y, pc.Ball(norm, eps, **sides))
-        found = verdict_of(env, beyond=True).distance
+        found = verdict_of(env, beyond_eps=True).distance
         every = env.distances().amin(1)
         torch.testing.assert_close(found.to(every.dtype), every)
-    assert torch.isfinite(verdict_of(pc.envelope(net, x, y, pc.Ball(norm, 1e-3)), beyond=True).distance).all()
+    assert torch.isfinite(verdict_of(pc.envelope(net, x, y, pc.Ball(norm, 1e-3)), beyond_eps=True).distance).all()
 
 
 def test_proved_up_to_upper_means_proved(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_the_box_holds_the_exact_ball(dtype: torch.dtype) -> None:
     x = x.clamp(min=0.1)
     for eps in (0.0, 1e-20, 1e-9, 0.1, 0.3, 1 / 3):
         region = pc.Ball(math.inf, eps, low, high).at(x)
-        down, up = region.rooms()
+        down, up = region.caps()
         for k, value in enumerate(x.flatten().tolist()):
             exact = Fraction(value)
             lowest = max(exact - Fraction(eps), Fraction(low))
@@ -270,7 +270,7 @@ def test_differences_are_rounded_up(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("minimum", ["open", "joint", "either"])
-def test_extremes_of_a_row_are_rounded_outward(norm: float, minimum: str) -> None:
+def test_concretised_rows_are_rounded_outward(norm: float, minimum: str) -> None:
     """One linear layer in float32 over ball and box, against float64."""
     net = nn.Linear(30, 8, bias=False)
     with torch.no_grad():
@@ -341,7 +341,7 @@ def test_fast_mode_can_be_wrong_and_rigorous_mode_is_not() -> None:
             certified += bool(sure.certified[0])
             assert truth or not bool(sure.certified[0])
     assert wrong > 0, "the networks do not cancel enough to show anything"
-    assert certified > 20, "float64 settles nearly all of them"
+    assert certified > 20, "float64 decides nearly all of them"
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)

@@ -168,7 +168,7 @@ def test_a_second_look_is_for_what_rounding_or_overflow_may_have_cost() -> None:
     near, far = -0.99 * SECOND_LOOK * 1e-3, -1.01 * SECOND_LOOK * 1e-3
     offset = torch.tensor([[near, 1.0], [far, 1.0], [near, far], [math.nan, near], [math.inf, far]])
     env = Envelope(torch.zeros(5, 2, 1), offset, torch.zeros(5, 2, dtype=torch.long), region, slack, Rounding(F32, 8))
-    assert verdict_of(env).unsettled.tolist() == [True, False, False, True, False]
+    assert verdict_of(env).inconclusive.tolist() == [True, False, False, True, False]
     assert not bool(verdict_of(env).certified.any())
 
 

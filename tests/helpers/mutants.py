@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import polycert as pc
-from polycert import data
+from polycert.data import datasets as data
 from polycert.errors import LONGEST
 from polycert.models.model_files import read_weights
 from polycert.report.runs import gather, read_samples

@@ -27,7 +27,7 @@ DEPTH = 24
 
 
 class Geometry:
-    """`largest_drop`, `least_norm`, and `Region.extremes` in all its ways."""
+    """`largest_drop`, `least_norm`, and `Region.concretise` in all its ways."""
 
     name = "geometry"
     seconds = 20.0
@@ -135,12 +135,12 @@ def _without(values: list[str], place: int) -> list[str]:
 
 
 def _weight_and_cap(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """|a|, and the room that the box leaves on the side where the form falls: `[1, n]` each."""
+    """|a|, and how far the box lets each coordinate move in the direction in which the form falls: `[1, n]` each."""
     dtype = TYPES[case["dtype"]]
     coef, x = tensor(case["coefficients"], dtype), tensor(case["x"], dtype)
     region = pc.Ball(take(case["norm"]), 0.0, *_sides(case)).at(x)
-    rooms = region.box_rooms()
-    down, up = rooms if rooms is not None else (torch.full_like(x, math.inf),) * 2
+    caps = region.box_caps()
+    down, up = caps if caps is not None else (torch.full_like(x, math.inf),) * 2
     return coef.abs()[None], torch.where(coef > 0, down, up).clamp(min=0)
 
 

@@ -1,5 +1,6 @@
 """Losses against independent computations: numpy, linear programs, autograd, finite differences."""
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import cache, partial
@@ -76,8 +77,7 @@ def test_the_gradient_is_that_of_finite_differences(
             loss(net, x, y, ball)
         return
     # Attacked points are constants of a loss: here they stay put while the weights move.
-    for where in ("cross_entropy", "worst_case", "per", "mmr"):
-        monkeypatch.setattr(f"polycert.losses.{where}.attacked", lambda _, region, *__: region.project(region.x + 0.05))
+    monkeypatch.setattr("polycert.losses.loss.attacked", lambda _, region, *__: region.project(region.x + 0.05))
     draws = keyed([4, 9, 2])
     loss(net, x, y, ball, draws).backward()
     parameters, generator, step = list(module.parameters()), torch.Generator().manual_seed(5), 1e-6
@@ -208,7 +208,7 @@ def test_per_is_equation_6(method: str, script: Any, norm: float, at: bool, monk
     (module, net), (x, y) = network("relu"), batch()
     ball = box_ball(eps=0.1) if norm == math.inf else pc.Ball(2, 0.1)
     points = ball.at(x).project(x + 0.05) if at else x
-    monkeypatch.setattr("polycert.losses.per.attacked", lambda *_: points)
+    monkeypatch.setattr("polycert.losses.loss.attacked", lambda *_: points)
     total = 0.0
     for one, point, label in zip(x.numpy(), points.numpy(), y.tolist(), strict=True):
         slopes, offsets = script(arrays(module), reach := Reach(one, 0.1, norm), label)
@@ -279,7 +279,7 @@ def test_the_worst_case_is_that_of_numpy(loss: Any, kappa: float, script: Any) -
 def test_the_mixture_with_the_adversarial_loss(mixture: Any, alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (module, net), (x, y), ball = network("relu"), batch(), box_ball()
     points = ball.at(x).project(x + 0.05)
-    monkeypatch.setattr("polycert.losses.worst_case.attacked", lambda *_: points)
+    monkeypatch.setattr("polycert.losses.loss.attacked", lambda *_: points)
     expected = 0.7 * F.cross_entropy(module(points), y) + 0.3 * alone(net, x, y, ball)
     assert mixture(mix=0.3)(net, x, y, ball).item() == pytest.approx(expected.item(), rel=1e-12)
 
@@ -378,14 +378,14 @@ def test_a_fixed_step_of_the_attack_is_so_long() -> None:
 def test_adversarial_training_is_half_clean_half_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
     (module, net), (x, y), ball = network("relu"), batch(), box_ball()
     points = ball.at(x).project(x + 0.05)
-    monkeypatch.setattr("polycert.losses.cross_entropy.attacked", lambda *_: points)
+    monkeypatch.setattr("polycert.losses.loss.attacked", lambda *_: points)
     expected = (F.cross_entropy(module(x), y) + F.cross_entropy(module(points), y)) / 2
     assert AT()(net, x, y, ball).item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_mmr_with_attacks_moves_half_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     (_, net), (x, y), ball, draws = network("relu"), batch(), box_ball(), keyed([3, 1, 4, 15, 9, 2])
-    monkeypatch.setattr("polycert.losses.mmr.attacked", lambda _, region, *__: region.project(region.x + 0.05))
+    monkeypatch.setattr("polycert.losses.loss.attacked", lambda _, region, *__: region.project(region.x + 0.05))
     half = draws.choose(x, 3, "half").positions
     assert len(half) == 3
     mixed = x.clone()
@@ -421,12 +421,12 @@ def test_attacks_and_certification_leave_gradients_alone() -> None:
 def test_an_attack_stays_in_its_set_and_finds_what_is_there(norm: float) -> None:
     (_, net), (x, _), eps = network("relu"), batch(), 0.8
     y = net(x).argmax(1)
-    hits = pc.attack(net, x, y, box_ball(norm, eps), steps=40, restarts=3)
-    moved = torch.linalg.vector_norm((hits.inputs - x).flatten(1), ord=norm, dim=1)
+    found = pc.attack(net, x, y, box_ball(norm, eps), steps=40, restarts=3)
+    moved = torch.linalg.vector_norm((found.inputs - x).flatten(1), ord=norm, dim=1)
     assert float(moved.max()) <= eps * (1 + 1e-9)
-    assert float(hits.inputs.min()) >= 0
-    assert float(hits.inputs.max()) <= 1
-    assert bool((hits.success == (hits.margin <= 0)).all())
+    assert float(found.inputs.min()) >= 0
+    assert float(found.inputs.max()) <= 1
+    assert bool((found.success == (found.margin <= 0)).all())
     again = pc.attack(net, x[2:3], y[2:3], box_ball(norm, eps), steps=40, restarts=1)
     first = pc.attack(net, x, y, box_ball(norm, eps), steps=40, restarts=1)
     assert torch.allclose(again.margin, first.margin[2:3])
@@ -440,7 +440,7 @@ def test_the_mean_of_two_processes_is_the_loss_of_one(name: str) -> None:
     """Uneven shares, a sub-sample of the whole batch: means are weighted by true counts."""
     (_, net), (x, y), ball = network("relu"), batch(), box_ball()
     loss = LOSSES[name]
-    if hasattr(loss, "subsample"):
+    if "subsample" in settings(loss):
         loss = type(loss)(**{**settings(loss), "subsample": 3})
     index = [31, 2, 77, 8, 50, 4]
     whole = loss(net, x, y, ball, keyed(index)).item()
@@ -452,7 +452,8 @@ def test_the_mean_of_two_processes_is_the_loss_of_one(name: str) -> None:
 
 
 def settings(loss: Any) -> dict[str, Any]:
-    return {key: value for key, value in vars(loss).items() if not key.startswith("_") and key != "training"}
+    """The arguments that make the loss again."""
+    return {name: getattr(loss, name) for name in inspect.signature(type(loss)).parameters}
 
 
 @pytest.mark.parametrize("keys", [True, False])

@@ -290,7 +290,7 @@ def test_what_rows_meet_at_an_activation_is_the_sum_of_its_parts(drawn: tuple[li
 @pytest.mark.parametrize("norm", NORMS)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(drawn=conv_stacks())
-def test_windows_have_the_extremes_of_the_dense_form(drawn: tuple[list[Conv2d], int], norm: float, boxed: bool) -> None:
+def test_windows_are_concretised_as_the_dense_form(drawn: tuple[list[Conv2d], int], norm: float, boxed: bool) -> None:
     """The border of an image has no coefficients: they must not widen a bound either."""
     ops, seed = drawn
     identity = Identity(ops[0].out_shape, torch.empty(0, dtype=F64))
@@ -355,14 +355,14 @@ def test_a_convolution_net_is_bounded_as_its_dense_twin(case: Case) -> None:
         torch.testing.assert_close(windows.upper.flatten(1), dense.upper, rtol=1e-10, atol=1e-10)
 
 
-def everything_open(run: Pass, index: int) -> tuple[Interval, Tensor]:
-    """No entry of a layer is settled by intervals."""
-    known = run.pre_activation(index)
-    return known, torch.ones_like(known.lower, dtype=torch.bool).flatten(1)
+def all_unstable(run: Pass, index: int) -> tuple[Interval, Tensor]:
+    """As `_cheap_bounds`, with every entry of a layer marked unstable."""
+    cheap = run.relaxed_interval(index)
+    return cheap, torch.ones_like(cheap.lower, dtype=torch.bool).flatten(1)
 
 
 def assert_skipping_changes_nothing(module: nn.Module, x: Tensor, set_: pc.Ball) -> None:
-    """Envelopes and gradients with settled rows left out, in chunks of a few rows, and with all rows at once."""
+    """Envelopes and gradients without the rows of stable units, in chunks of a few rows, and of all rows at once."""
     for method in ("crown", "forward"):
         for rigorous in (False, True):
             assert_one_way_skips_nothing(module, x, set_, method, rigorous)
@@ -378,7 +378,7 @@ def assert_one_way_skips_nothing(
         with pytest.MonkeyPatch.context() as change:
             change.setattr("polycert.bounding.chunking.CHUNK", limit)
             if every_row:
-                change.setattr("polycert.bounding.backward._cheap_bounds", everything_open)
+                change.setattr("polycert.bounding.backward._cheap_bounds", all_unstable)
             env = pc.envelope(net, x, None, set_, method=method, rigorous=rigorous)
             total = env.margins().sum() + env.distances(signed=True).sum()
             results.append((env.slope, env.offset, *torch.autograd.grad(total, list(module.parameters()))))
@@ -389,7 +389,7 @@ def assert_one_way_skips_nothing(
 
 @pytest.mark.parametrize("scale", [0.02, 0.3, 1.0])
 def test_rows_that_make_no_difference_make_none(scale: float) -> None:
-    """Few or many open rows and bent units take different ways to the same envelope."""
+    """Few or many unstable units take different ways to the same envelope."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         layers = [nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.ReLU()]

@@ -27,7 +27,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import polycert as pc
-from polycert import data
+from polycert.data import datasets as data
 from polycert.data.sources import SourceError, _unpack_flat
 from polycert.errors import LONGEST
 from polycert.runtime import limits
@@ -363,7 +363,9 @@ def test_version_2_is_refused_as_well(name: str, tmp_path: Path) -> None:
 def test_version_2_without_its_package(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the package raises and returns for numbers, whichever of its versions is there."""
     expressions = {"integer of many digits": Int("9" * 5000), "exponent": Int("1e999999999")}
-    one = SimpleNamespace(shape=[1, 1], kind=SimpleNamespace(name="Input"), indices=[0, 0], name="X")
+    one = SimpleNamespace(
+        shape=[1, 1], dtype=SimpleNamespace(name="F32"), kind=SimpleNamespace(name="Input"), indices=[0, 0], name="X"
+    )
     query = SimpleNamespace(
         networks=[SimpleNamespace(inputs=[one], outputs=[one])],
         assertions=[SimpleNamespace(expr=LessEqual(expressions[name], expressions[name]))],

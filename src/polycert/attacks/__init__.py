@@ -1,1 +1,1 @@
-"""Attacks: searches for a point of another class."""
+"""Attacks: searches for counterexamples."""

@@ -1,4 +1,4 @@
-"""The smallest counterexample of each sample: attacks on ever smaller balls, and the segment back to the sample."""
+"""Counterexamples of small norm: attacks on ever smaller balls, and bisection on the segment to the sample."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from polycert.graph import Graph
 from polycert.sets.ball import Region
 from polycert.sets.geometry import power_norm
 
-HALVINGS = 12  # along the segment from a counterexample to the sample
-ROUNDS, ROUND_STEPS = 3, 20  # attacks on ever smaller balls
+HALVINGS = 12  # of the segment from a counterexample to the sample
+ROUNDS, ROUND_STEPS = 3, 20  # how many attacks on smaller balls, and the steps of each
 
 
 class SmallestCounterexamples(NamedTuple):
-    """The nearest counterexample found for each sample: its norm `[n]` (float64), NaN where none is, and the point.
+    """The nearest counterexample of each sample: its norm `[n]` (float64) and the point; NaN where none was found.
 
-    It is one in float64: ties by the rounding of float32 alone would contradict proofs about the real-valued network.
+    The network is evaluated in float64. A tie by the rounding of float32 would contradict proofs about the real-valued
+    network.
     """
 
     radius: Tensor
@@ -28,69 +29,71 @@ class SmallestCounterexamples(NamedTuple):
 
 
 def falls(graph: Graph, points: Tensor, label: Tensor) -> Tensor:
-    """Whether points have another class, or tie, `[n]`."""
+    """Whether the points are counterexamples: they have another class, or tie, `[n]`."""
     with torch.no_grad():
         return margin_of(graph.forward(points), label) <= 0
 
 
 class MinimalNorm(NamedTuple):
-    """Moves the counterexamples of one batch towards their samples; `double` is the graph in float64."""
+    """Finds counterexamples of small norm for one batch; `double` is the graph in float64."""
 
     graph: Graph
     double: Graph
     region: Region
     label: Tensor
 
-    def run(self, found: Tensor, broken: Tensor, proved: Tensor, upper: float) -> SmallestCounterexamples:
-        """Start from `found` where `broken`, else attack within `upper`; then attack ever smaller balls."""
-        best = self._shrunk(found, broken)
-        far = self._attack(torch.full_like(proved, upper), self.region.x, ~broken)
-        best = _nearer(best, far)
+    def run(self, found: Tensor, success: Tensor, proved: Tensor, upper: float) -> SmallestCounterexamples:
+        """The smallest counterexamples, from `found` where `success`, else from an attack within `upper`.
+
+        Each round attacks the ball halfway between the largest radius without a counterexample, at first `proved`, and
+        the smallest one with a counterexample.
+        """
+        best = self._moved_to_sample(found, success)
+        best = _nearer(best, self._attack(torch.full_like(proved, upper), self.region.x, ~success))
         low = proved.double()
         for _ in range(ROUNDS):
             middle = (low + best.radius) / 2
-            tried = best.radius > 0  # NaN: nothing to start from
+            tried = best.radius > 0  # false for NaN: there is no counterexample to start from
             nearer = self._attack(middle, best.points, tried)
             low = torch.where(nearer.radius.isnan() & tried, middle, low)
             best = _nearer(best, nearer)
         return best
 
     def _attack(self, eps: Tensor, start: Tensor, wanted: Tensor) -> SmallestCounterexamples:
-        """A descent in balls of these radii, for the samples wanted."""
-        points, broken = self.region.x.clone(), torch.zeros_like(wanted)
-        left = wanted.nonzero().squeeze(1)
-        if len(left):
-            here = replace(self.region[left], eps=eps[left].double())
-            found, margin = apgd_attack(
-                self.graph, here, self.label[left], here.project(start[left]), target=None, steps=ROUND_STEPS
+        """Attack the wanted samples in balls of these radii."""
+        points, success = self.region.x.clone(), torch.zeros_like(wanted)
+        index = wanted.nonzero().squeeze(1)
+        if len(index):
+            region = replace(self.region[index], eps=eps[index].double())
+            points[index], margin = apgd_attack(
+                self.graph, region, self.label[index], region.project(start[index]), target=None, steps=ROUND_STEPS
             )
-            points[left], broken[left] = found, margin <= 0
-        return self._shrunk(points, broken)
+            success[index] = margin <= 0
+        return self._moved_to_sample(points, success)
 
-    def _shrunk(self, points: Tensor, broken: Tensor) -> SmallestCounterexamples:
-        """Halve the segment to the sample again and again, keeping the end that is broken."""
+    def _moved_to_sample(self, points: Tensor, success: Tensor) -> SmallestCounterexamples:
+        """Bisect the segment from each counterexample to its sample, keeping the end that is one."""
         x = self.region.x
-        own = broken & self._falls(x)
-        ends = torch.where(over(own, x), x, points)
-        broken = broken & self._falls(ends)
-        nearest = torch.where(over(broken, x), ends, torch.nan)
+        ends = torch.where(over(success & self._falls(x), x), x, points)
+        success = success & self._falls(ends)
+        nearest = torch.where(over(success, x), ends, torch.nan)
         low, high = torch.zeros_like(self.region.radius), torch.ones_like(self.region.radius)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            here = self.region.clip(x + over(middle, x) * (ends - x))
-            fell = broken & self._falls(here)
-            nearest = torch.where(over(fell, x), here, nearest)
+            tried = self.region.clip(x + over(middle, x) * (ends - x))
+            fell = success & self._falls(tried)
+            nearest = torch.where(over(fell, x), tried, nearest)
             low, high = torch.where(fell, low, middle), torch.where(fell, middle, high)
         delta = (nearest.double() - x.double()).flatten(1).abs()
         return SmallestCounterexamples(power_norm(delta, self.region.norm), nearest)
 
     def _falls(self, points: Tensor) -> Tensor:
-        """Whether points have another class in float64."""
+        """Whether the points are counterexamples in float64, `[batch]`."""
         return falls(self.double, points.double(), self.label)
 
 
 def _nearer(first: SmallestCounterexamples, second: SmallestCounterexamples) -> SmallestCounterexamples:
-    """The better of two for each sample; NaN is none."""
+    """The nearer of two counterexamples for each sample; NaN means that there is none."""
     take = (second.radius < first.radius) | first.radius.isnan()
     points = torch.where(over(take, first.points), second.points, first.points)
     return SmallestCounterexamples(torch.where(take, second.radius, first.radius), points)

@@ -1,4 +1,4 @@
-"""Attacks: search the set around each sample for a point of another class. Parameters' gradients are never touched."""
+"""Gradient attacks (PGD, APGD) on the set around each sample. Gradients of parameters are never touched."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from polycert.sets.geometry import power_norm
 
 
 class Attack(NamedTuple):
-    """The worst point found for each sample, whether it has another class (or ties), and its margin."""
+    """The worst point found for each sample, whether it has another class or ties, and its margin."""
 
-    inputs: Tensor
-    success: Tensor
-    margin: Tensor
+    inputs: Tensor  # [n, *input_shape]
+    success: Tensor  # [n]
+    margin: Tensor  # [n]
 
 
 def attack(
@@ -39,10 +39,10 @@ def attack(
 ) -> Attack:
     """Search for the point of each sample's set with the least margin.
 
-    Each restart is a projected descent with momentum whose step halves when it stops paying (as in APGD). The first
-    starts at x, the others at random points; from the third on they aim at one other class each, the nearest first.
-    The random points of a sample depend on `seed` and its position only. Gradients are taken with respect to inputs
-    alone, so no parameter's `.grad` changes.
+    Each restart is a projected descent with momentum whose step halves when it makes too little progress (as in APGD).
+    The first starts at x, the others at random points. From the third on each descends the margin to one other class,
+    the one with the largest score first. The random points of a sample depend on `seed` and its position only.
+    Gradients are taken with respect to inputs alone, so no parameter's `.grad` changes.
 
     Examples:
         >>> hits = attack(torch.nn.Linear(2, 2), torch.rand(3, 2), None, Ball(eps=0.5), steps=10)
@@ -70,91 +70,91 @@ def attack_region(
     seed: int,
     until_success: bool = False,
 ) -> Attack:
-    """`attack` on sets that are there already; with `until_success`, samples that are broken are left alone."""
+    """`attack` on the sets of a batch. With `until_success`, restarts skip samples that have a counterexample."""
     best = region.x.clone()
     with torch.no_grad():
         outputs = graph.forward(best)
-    lowest, order = margin_of(outputs, label), _nearest(outputs, label)
+    lowest, order = margin_of(outputs, label), _other_classes(outputs, label)
     for restart in range(max(restarts, 1)):
-        left = (lowest > 0).nonzero().squeeze(1) if until_success else torch.arange(len(best), device=best.device)
-        if len(left) == 0:
+        index = (lowest > 0).nonzero().squeeze(1) if until_success else torch.arange(len(best), device=best.device)
+        if len(index) == 0:
             break
-        here = region[left]
-        start = here.x if restart == 0 else _random_points(here, seed, restart, position[left.to(position.device)])
-        target = None if restart < 2 else order[left, (restart - 2) % order.shape[1]]
-        points, margin = apgd_attack(graph, here, label[left], start, target=target, steps=steps)
-        better = margin < lowest[left]
-        lowest[left] = torch.where(better, margin, lowest[left])
-        best[left] = torch.where(over(better, points), points, best[left])
+        here = region[index]
+        start = here.x if restart == 0 else _random_points(here, seed, restart, position[index.to(position.device)])
+        target = None if restart < 2 else order[index, (restart - 2) % order.shape[1]]
+        points, margin = apgd_attack(graph, here, label[index], start, target=target, steps=steps)
+        better = margin < lowest[index]
+        lowest[index] = torch.where(better, margin, lowest[index])
+        best[index] = torch.where(over(better, points), points, best[index])
     return Attack(best, lowest <= 0, lowest)
 
 
 def apgd_attack(
     graph: Graph, region: Region, label: Tensor, start: Tensor, *, target: Tensor | None, steps: int
 ) -> tuple[Tensor, Tensor]:
-    """Descent of the margin (to one target class, if given) with momentum and a step that halves where it stops paying.
+    """APGD (Croce and Hein 2020) on the margin, to the target class if there is one.
 
-    Returns the points of least margin and that margin, to all other classes.
+    Returns the points of least margin to all other classes, `[batch, *input_shape]`, and these margins.
     """
     points = previous = start.detach().clone()
     best, lowest = points, torch.full_like(region.radius, torch.inf)
-    best_aim, step = lowest.clone(), 2 * region.radius
-    paid = torch.zeros_like(step)
-    before_aim, before_step, since = best_aim.clone(), step.clone(), 0
+    best_objective, step = lowest.clone(), 2 * region.radius
+    improved = torch.zeros_like(step)
+    earlier_objective, earlier_step, since = best_objective.clone(), step.clone(), 0
     checks = _checkpoints(steps)
     for k in range(steps + 1):
-        aim, margin, slope = _aim(graph, points, label, target)
+        objective, margin, slope = _objective(graph, points, label, target)
         with torch.no_grad():
             lower = margin < lowest
             lowest = torch.where(lower, margin, lowest)
             best = torch.where(over(lower, points), points, best)
-            paid, best_aim = paid + (aim < best_aim), torch.minimum(aim, best_aim)
+            improved, best_objective = improved + (objective < best_objective), torch.minimum(objective, best_objective)
             since += 1
             if k in checks:
-                stalled = (paid < 0.75 * since) | ((step == before_step) & (best_aim == before_aim))
-                before_aim, before_step = best_aim.clone(), step.clone()
+                stalled = (improved < 0.75 * since) | ((step == earlier_step) & (best_objective == earlier_objective))
+                earlier_objective, earlier_step = best_objective.clone(), step.clone()
                 step = torch.where(stalled, step / 2, step)
                 points = torch.where(over(stalled, points), best, points)
-                paid, since = torch.zeros_like(paid), 0
-            ahead = region.project(points - steepest(slope, region.norm) * over(step, points))
-            mixed = points + (0.75 * (ahead - points) + 0.25 * (points - previous) if k else ahead - points)
-            points, previous = region.project(mixed), points
+                improved, since = torch.zeros_like(improved), 0
+            descended = region.project(points - steepest(slope, region.norm) * over(step, points))
+            moved = points + (0.75 * (descended - points) + 0.25 * (points - previous) if k else descended - points)
+            points, previous = region.project(moved), points
     return best, lowest
 
 
-def _aim(graph: Graph, points: Tensor, label: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """What is descended, the margin to all classes, and the slope of the former."""
+def _objective(graph: Graph, points: Tensor, label: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The margin to the target class (or to all classes), the margin to all classes, and the gradient of the former."""
     with torch.enable_grad():
         leaf = points.detach().requires_grad_()
         outputs = graph.forward(leaf)
         margin = margin_of(outputs, label)
-        aim = margin if target is None else _pick(outputs, label) - _pick(outputs, target)
-        (slope,) = torch.autograd.grad(aim.sum(), leaf)
-    return aim.detach(), margin.detach(), slope
+        objective = margin if target is None else _entry(outputs, label) - _entry(outputs, target)
+        (slope,) = torch.autograd.grad(objective.sum(), leaf)
+    return objective.detach(), margin.detach(), slope
 
 
 def _checkpoints(steps: int) -> set[int]:
-    """When the step may halve: after 22 % of the steps, then more and more often."""
-    found, at, gap = set(), 0.0, 0.22
-    while at + gap < 1:
-        at += gap
+    """The steps at which the step size may halve: after 22 % of the steps, then in ever shorter periods."""
+    found, at, period = set(), 0.0, 0.22
+    while at + period < 1:
+        at += period
         found.add(math.ceil(at * steps))
-        gap = max(gap - 0.03, 0.06)
+        period = max(period - 0.03, 0.06)
     return found
 
 
-def _nearest(outputs: Tensor, label: Tensor) -> Tensor:
-    """The other classes, by falling score: `[batch, classes - 1]`."""
+def _other_classes(outputs: Tensor, label: Tensor) -> Tensor:
+    """The other classes in the order of falling scores, `[batch, classes - 1]`."""
     return outputs.scatter(1, label[:, None], -torch.inf).argsort(1, descending=True)[:, :-1]
 
 
 def margin_of(outputs: Tensor, label: Tensor) -> Tensor:
-    """`z_label - max of the others`, `[batch]`."""
-    return _pick(outputs, label) - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
+    """The label's score minus the largest other score, `[batch]`."""
+    return _entry(outputs, label) - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
 
 
 def likelihood_of(outputs: Tensor, label: Tensor) -> Tensor:
-    """The logarithm of the label's likelihood, `[batch]`: minus the cross-entropy, which Madry et al. 2018 ascend."""
+    """The log-likelihood of the label, `[batch]`: minus the cross-entropy, which Madry et al. 2018 ascend."""
     return -F.cross_entropy(outputs, label, reduction="none")
 
 
@@ -167,14 +167,17 @@ def pgd_attack(
     steps: int,
     step: float,
     fixed: bool = False,
-    aim: Callable[[Tensor, Tensor], Tensor] = margin_of,
+    objective: Callable[[Tensor, Tensor], Tensor] = margin_of,
 ) -> Tensor:
-    """Steepest descent of the `aim` in the ball's own norm; `step` is in units of eps, shrinking unless `fixed`."""
+    """The points after steepest descent of the objective in the ball's norm, `[batch, *input_shape]`.
+
+    `step` is in units of eps. It shrinks along a cosine unless it is `fixed`.
+    """
     points = start.detach().clone()
     for k in range(steps):
         points.requires_grad_(True)
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad(aim(graph.forward(points), label).sum(), points)
+            (slope,) = torch.autograd.grad(objective(graph.forward(points), label).sum(), points)
         size = step if fixed else step * 0.5 * (1 + math.cos(math.pi * k / steps))
         with torch.no_grad():
             move = steepest(slope, region.norm) * over(region.radius * size, points)
@@ -183,10 +186,10 @@ def pgd_attack(
 
 
 def steepest(slope: Tensor, norm: float) -> Tensor:
-    """The direction of unit length in the norm along which the form with these coefficients rises most."""
+    """The direction of norm 1 along which the linear function with this slope rises most."""
     if math.isinf(norm):
         return slope.sign()
-    # Close to p = 1 the exact direction moves one coordinate at a time, which searches badly.
+    # For p near 1 the exact direction moves nearly one coordinate alone, which makes a poor search.
     power = 1 / (max(norm, 1.5) - 1)
     top = over(slope.abs().flatten(1).amax(1).clamp(min=1e-30), slope)
     direction = slope.sign() * (slope.abs() / top) ** power
@@ -195,7 +198,7 @@ def steepest(slope: Tensor, norm: float) -> Tensor:
 
 
 def _random_points(region: Region, seed: int, restart: int, position: Tensor) -> Tensor:
-    """A random point for each sample, drawn from its own stream."""
+    """A random point for each sample, from a generator of its own."""
     draws = []
     for place in position.tolist():
         stream = np.random.SeedSequence([seed % 2**63, restart, place])
@@ -204,11 +207,11 @@ def _random_points(region: Region, seed: int, restart: int, position: Tensor) ->
     return region.project(region.x + noise * over(region.radius, region.x))
 
 
-def _pick(outputs: Tensor, entry: Tensor) -> Tensor:
-    """One entry of each row."""
+def _entry(outputs: Tensor, entry: Tensor) -> Tensor:
+    """One entry of each row, `[batch]`."""
     return outputs.gather(1, entry[:, None]).squeeze(1)
 
 
 def over(values: Tensor, like: Tensor) -> Tensor:
-    """One value per sample, shaped to multiply samples."""
+    """One value per sample, shaped to broadcast with the samples `like`."""
     return values.reshape(-1, *(1,) * (like.dim() - 1))

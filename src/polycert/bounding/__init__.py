@@ -1,1 +1,1 @@
-"""Bounds of a graph over a set of inputs, by method and relaxation."""
+"""Bounds of a graph over a set of inputs: methods, relaxations, passes and chunks."""

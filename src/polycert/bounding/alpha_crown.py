@@ -1,9 +1,9 @@
-"""Optimised slopes (alpha-CROWN): every row of every sample gets lines of its own, improved by gradient steps.
+"""alpha-CROWN: the slopes of the lines around activations are optimised for each row of each sample.
 
-Hidden layers are bounded as in `crown` and stay fixed. The slopes of the lines around each activation are then free:
-any slope is sound, because its offset is the extreme of `f(z) - slope z`. A few steps of Adam raise each row's bound
-over the region; the best slopes met are kept, so the result is never looser than the relaxation it starts from (up to
-rounding). Units that are straight on their interval keep their own slope.
+Pre-activation bounds are those of `crown` and stay fixed. Any slope is sound, as its offset is the least or greatest
+value of `f(z) - slope z`. A few steps of Adam raise the bound of each row over the region. The best slopes found are
+used, so the result is never looser than the relaxation from which it starts, up to rounding. Units that are linear on
+their interval keep their slope.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from polycert.sets.interval import Interval
 
 STEPS = 20
 RATE = 0.1
-FADE = 0.95
+DECAY = 0.95  # of the rate, per step
 
 
 class AlphaSlopes(NamedTuple):
-    """Of the lower and the upper line of one activation, `[samples, *shape]`."""
+    """The slopes of the lower and the upper line of one activation, `[samples, *shape]` each."""
 
     lower: Tensor
     upper: Tensor
@@ -34,23 +34,23 @@ class AlphaSlopes(NamedTuple):
 
 @dataclass(eq=False)
 class AlphaPass(Pass):
-    """A pass whose lines have given slopes."""
+    """A pass whose lines have the given slopes."""
 
     slopes: dict[int, AlphaSlopes] = field(default_factory=dict)
 
     def lines(self, index: int) -> Lines:
-        """Offsets that make the slopes sound."""
+        """The lines with these slopes and the offsets that make them sound."""
         node = self.graph.nodes[index]
         assert isinstance(node.op, Activation)
         return lines_of(node.op, *self.slopes[index], self.interval(node.inputs[0]), self.rounding)
 
     def line_offsets(self, index: int) -> LineOffsets:
-        """Looked up anew, as slopes change."""
+        """The offsets of the lines, computed anew each time as the slopes change."""
         return LineOffsets.of(self.lines(index))
 
 
 def final_by_alpha(run: Pass, form: Form, side: int) -> Bound:
-    """Pull the rows over the output to the input, each with the best slopes found for it."""
+    """CROWN's bound of rows over the output, each with the best slopes found for it."""
     run.prepare(run.graph.output)
     if not run.graph.activations:
         return backward(run, run.graph.output, form, side)
@@ -58,52 +58,51 @@ def final_by_alpha(run: Pass, form: Form, side: int) -> Bound:
     batch, rows = len(run.region.x), coef.shape[1]
     sample = torch.arange(batch, device=coef.device).repeat_interleave(rows)
     single = Dense(coef.expand(batch, *coef.shape[1:]).flatten(0, 1).unsqueeze(1))
-    spread = _one_row_a_sample(run, sample)
+    repeated = _one_row_per_sample(run, sample)
     with torch.no_grad():
-        spread.slopes = _optimise(spread, single, side)
-    found = backward(spread, run.graph.output, single, side)
+        repeated.slopes = _optimise(repeated, single, side)
+    found = backward(repeated, run.graph.output, single, side)
     at_input = found.form.dense().coef
     slack = None if found.slack is None else found.slack.reshape(batch, rows)
     return Bound(Dense(at_input.reshape(batch, rows, *at_input.shape[2:])), found.offset.reshape(batch, rows), slack)
 
 
-def _one_row_a_sample(run: Pass, sample: Tensor) -> AlphaPass:
-    """The same pass with every sample as often as it has rows, at the relaxation's own slopes."""
+def _one_row_per_sample(run: Pass, sample: Tensor) -> AlphaPass:
+    """The pass with each sample repeated once per row (`sample` are the indices), and the relaxation's own slopes."""
     intervals = {k: Interval(v.lower[sample], v.upper[sample]) for k, v in run.intervals.items()}
     slopes = {}
     for index in run.graph.activations:
         lines = run.lines(index)
         slopes[index] = AlphaSlopes(lines.lower_slope.detach()[sample], lines.upper_slope.detach()[sample])
-    return AlphaPass(run.graph, run.region[sample], run.relaxation, run.hidden, run.rounding, intervals, slopes=slopes)
+    region = run.region[sample]
+    return AlphaPass(run.graph, region, run.relaxation, run.pre_activation, run.rounding, intervals, slopes=slopes)
 
 
 def _optimise(run: AlphaPass, form: Dense, side: int) -> dict[int, AlphaSlopes]:
-    """The best slopes met on the way, for each sample."""
+    """The best slopes found for each sample, by Adam on `slope + range * alpha` with alpha starting at 0."""
     fixed = {k: Interval(v.lower.detach(), v.upper.detach()) for k, v in run.intervals.items()}
-    trial = AlphaPass(run.graph, run.region, run.relaxation, run.hidden, None, fixed)
-    reach = {k: _reach(run, k) for k in run.slopes}
-    if not any(bool((part > 0).any()) for pair in reach.values() for part in pair):
+    trial = AlphaPass(run.graph, run.region, run.relaxation, run.pre_activation, None, fixed)
+    ranges = {k: _slope_ranges(run, k) for k in run.slopes}
+    if not any(bool((part > 0).any()) for pair in ranges.values() for part in pair):
         return run.slopes
-    ways = {k: [torch.zeros_like(part).requires_grad_() for part in pair] for k, pair in run.slopes.items()}
-    mover = torch.optim.Adam([way for pair in ways.values() for way in pair], lr=RATE)
-    fading = torch.optim.lr_scheduler.ExponentialLR(mover, FADE)
+    alphas = {k: [torch.zeros_like(part).requires_grad_() for part in pair] for k, pair in run.slopes.items()}
+    optimiser = torch.optim.Adam([alpha for pair in alphas.values() for alpha in pair], lr=RATE)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimiser, DECAY)
     best, highest = run.slopes, torch.full_like(run.region.radius, -torch.inf)
     for _ in range(STEPS):
-        mover.zero_grad()
+        optimiser.zero_grad()
         with torch.enable_grad():
-            trial.slopes = {k: _moved(pair, reach[k], ways[k]) for k, pair in run.slopes.items()}
+            for k, pair in run.slopes.items():
+                moved = (slope + far * alpha for slope, far, alpha in zip(pair, ranges[k], alphas[k], strict=True))
+                trial.slopes[k] = AlphaSlopes(*moved)
             value = -side * _value(trial, form, side)
-            (-value).sum().backward(inputs=mover.param_groups[0]["params"])
+            (-value).sum().backward(inputs=optimiser.param_groups[0]["params"])
         better = value > highest
         highest = torch.where(better, value.detach(), highest)
-        best = {k: _choose(better, trial.slopes[k], pair) for k, pair in best.items()}
-        mover.step()
-        fading.step()
+        best = {k: _better_slopes(better, trial.slopes[k], pair) for k, pair in best.items()}
+        optimiser.step()
+        schedule.step()
     return best
-
-
-def _moved(slopes: AlphaSlopes, reach: AlphaSlopes, ways: list[Tensor]) -> AlphaSlopes:
-    return AlphaSlopes(*(slope + far * way for slope, far, way in zip(slopes, reach, ways, strict=True)))
 
 
 def _value(run: AlphaPass, form: Dense, side: int) -> Tensor:
@@ -113,13 +112,14 @@ def _value(run: AlphaPass, form: Dense, side: int) -> Tensor:
     return (ends[0 if side == LOWER else 1] + bound.offset).squeeze(1)
 
 
-def _choose(better: Tensor, new: AlphaSlopes, old: AlphaSlopes) -> AlphaSlopes:
+def _better_slopes(better: Tensor, new: AlphaSlopes, old: AlphaSlopes) -> AlphaSlopes:
+    """The new slopes for the samples that are marked, else the old ones."""
     pick = better.reshape(-1, *(1,) * (new.lower.dim() - 1))
     return AlphaSlopes(*(torch.where(pick, a.detach(), b) for a, b in zip(new, old, strict=True)))
 
 
-def _reach(run: AlphaPass, index: int) -> AlphaSlopes:
-    """How far each slope may usefully move: 0 for units that are straight, and for a line that is best as it is."""
+def _slope_ranges(run: AlphaPass, index: int) -> AlphaSlopes:
+    """How far each slope may usefully move: 0 for stable units, and for a line that is optimal already."""
     node = run.graph.nodes[index]
     assert isinstance(node.op, Activation)
     given, lines = run.interval(node.inputs[0]), run.lines(index)
@@ -129,9 +129,9 @@ def _reach(run: AlphaPass, index: int) -> AlphaSlopes:
         low, high = node.op.adaptive(*given)
         both = 2 * ((low - chord).abs() + (high - chord).abs())
         return AlphaSlopes(both, both)
-    bent = (lines.upper_offset > lines.lower_offset).to(given.lower)
+    unstable = (lines.upper_offset > lines.lower_offset).to(given.lower)
     changes = [change for _, change in pieces.bends]
-    far = bent * sum(abs(change) for change in changes)
-    still = torch.zeros_like(far)
-    # A convex function has one best line above it, a concave one below.
-    return AlphaSlopes(far if max(changes) > 0 else still, far if min(changes) < 0 else still)
+    far = unstable * sum(abs(change) for change in changes)
+    fixed = torch.zeros_like(far)
+    # The best upper line of a convex function is its chord, and so is the best lower line of a concave one.
+    return AlphaSlopes(far if max(changes) > 0 else fixed, far if min(changes) < 0 else fixed)

@@ -1,8 +1,8 @@
 """Bounds pulled back to the input (CROWN, Appendix A-B), and the state that all methods share.
 
-Rounding: the claim carried by a backward pass is "rows(x) >= <computed coefficients, node value> + offset - slack".
-Each step adds to the slack what its own arithmetic may have got wrong, weighed by the sizes the node's values can have;
-the computed coefficients are then taken as exact, so errors never compound.
+Rounding: a backward pass carries the claim `rows(x) >= <computed coefficients, node value> + offset - slack`. Each step
+adds a bound of its own rounding error to the slack, in which the largest absolute values of the node enter. The
+computed coefficients then count as exact numbers, so errors add up and do not compound.
 """
 
 from __future__ import annotations
@@ -25,57 +25,57 @@ from polycert.sets.ball import Region
 from polycert.sets.interval import Interval, Rounding, at_least, at_most
 
 LOWER, UPPER = -1, 1
-FEW_ROWS = 1 / 2  # of a layer's rows are open: above this share, all of them at once cost less than the chosen ones
-KEPT_CHUNKS = 8
+SELECTED_SHARE = 1 / 2  # of a layer's units: if more are unstable, the rows of all units cost less
+STORED_CHUNKS = 8  # whose intermediate values are stored for the gradient; those of later chunks are computed again
 
 
 class Bound(NamedTuple):
-    """One side of linear bounds: `form(x) + offset`, `slack` being the part of the offset that covers rounding."""
+    """A lower or an upper linear bound of rows: `form(x) + offset`."""
 
     form: Form
-    offset: Tensor  # [batch, rows], already moved outward by the slack
-    slack: Tensor | None  # [batch, rows]
+    offset: Tensor  # [batch, rows], with the slack taken off (or added, for an upper bound)
+    slack: Tensor | None  # [batch, rows], the bound of the rounding error; None if the pass is not rigorous
 
 
 class Pulled(NamedTuple):
-    """Rows pulled back to nodes at which the pass stopped: `sum_k forms[k](value_k) + middle -+ spread -+ slack`."""
+    """Rows pulled back to the nodes where the pass stopped: `sum_k forms[k](value_k) + middle -+ spread -+ slack`."""
 
     forms: dict[int, Form]
     middle: Tensor | float
     spread: Tensor | float
     slack: Tensor | float
-    passed: dict[int, Form]  # the rows over each activation on the way, if they were to be kept
+    passed: dict[int, Form]  # the rows over each activation on the way, with `keep`
 
 
 @dataclass(eq=False)
 class Pass:
-    """Bounds of one graph over one region: what has been found so far, and how more is found."""
+    """The bounds of one graph over one region: those computed so far, and how to compute others."""
 
     graph: Graph
     region: Region
     relaxation: Relaxation
-    hidden: Callable[[Pass, int], Interval]
+    pre_activation: Callable[[Pass, int], Interval]  # bounds of a node, by the method for pre-activation bounds
     rounding: Rounding | None = None
     intervals: dict[int, Interval] = field(default_factory=dict)
     _lines: dict[int, Lines] = field(default_factory=dict)
-    _bends: dict[int, LineOffsets] = field(default_factory=dict)
-    _reaches: dict[int, Interval] = field(default_factory=dict)
+    _line_offsets: dict[int, LineOffsets] = field(default_factory=dict)
+    _relaxed_intervals: dict[int, Interval] = field(default_factory=dict)
     _sizes: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def like(self) -> Tensor:
-        """Carries type and device."""
+        """A tensor with the type and the device of the pass."""
         return self.region.x
 
     def prepare(self, target: int) -> None:
-        """Bound every activation's input that `target` depends on, in order."""
+        """Compute the pre-activation bounds that node `target` depends on, in order."""
         for index in self.graph.layout.activations_before(target):
             self.interval(self.graph.nodes[index].inputs[0])
 
     def interval(self, index: int) -> Interval:
-        """Bounds of a node's value, by the method for hidden layers."""
+        """Bounds of a node's value, by the method for pre-activation bounds."""
         if index not in self.intervals:
-            self.intervals[index] = self.region.box if index == 0 else self.hidden(self, index).known
+            self.intervals[index] = self.region.box if index == 0 else self.pre_activation(self, index).known
         return self.intervals[index]
 
     def lines(self, index: int) -> Lines:
@@ -86,29 +86,30 @@ class Pass:
         return self._lines[index]
 
     def line_offsets(self, index: int) -> LineOffsets:
-        """The offsets of an activation's lines, and the few units that have any."""
-        if index not in self._bends:
-            self._bends[index] = LineOffsets.of(self.lines(index))
-        return self._bends[index]
+        """The offsets of an activation's lines, computed once."""
+        if index not in self._line_offsets:
+            self._line_offsets[index] = LineOffsets.of(self.lines(index))
+        return self._line_offsets[index]
 
-    def pre_activation(self, index: int) -> Interval:
-        """Bounds of a node by intervals, where activations may take any value between their lines.
+    def relaxed_interval(self, index: int) -> Interval:
+        """Bounds of a node by interval arithmetic in which an activation takes any value between its lines.
 
-        Cheap, and with one slope never tighter than the node's own rows pulled back over the same region.
+        Cheap. With one slope never tighter than the backward bounds of the node over the same region.
         """
-        if index not in self._reaches:
-            self._reaches[index] = self.intervals.get(index) or self._find_reach(self.graph.nodes[index], index).known
-        return self._reaches[index]
+        if index not in self._relaxed_intervals:
+            found = self.intervals.get(index) or self._find_relaxed_interval(self.graph.nodes[index], index).known
+            self._relaxed_intervals[index] = found
+        return self._relaxed_intervals[index]
 
-    def _find_reach(self, node: Node, index: int) -> Interval:
+    def _find_relaxed_interval(self, node: Node, index: int) -> Interval:
         if node.op is None:
             return self.region.box
         if index in self.graph.layout.curved:
             return self.lines(index).reach(self.interval(node.inputs[0]), self.rounding)
-        return node.op.interval(*(self.pre_activation(i) for i in node.inputs), rounding=self.rounding)
+        return node.op.interval(*(self.relaxed_interval(i) for i in node.inputs), rounding=self.rounding)
 
     def part(self, samples: Tensor) -> Pass:
-        """The same pass for some of the samples, with what has been found so far."""
+        """The same pass for some of the samples, with the bounds computed so far."""
         count = self.region.x.shape[0]
         if samples.shape[0] == count and (count == 1 or bool((samples[1:] > samples[:-1]).all())):
             return self
@@ -117,28 +118,28 @@ class Pass:
             region=self.region[samples],
             intervals={k: Interval(*(end[samples] for end in v)) for k, v in self.intervals.items()},
             _lines={k: lines.part(samples) for k, lines in self._lines.items()},
-            _bends={},
-            _reaches={},
+            _line_offsets={},
+            _relaxed_intervals={},
             _sizes={k: v if len(v) == 1 else v[samples] for k, v in self._sizes.items()},
         )
 
     def lines_before(self, index: int) -> list[Lines]:
-        """The relaxations of all activations that a node depends on."""
+        """The lines of all activations that a node depends on."""
         return [self.lines(k) for k in self.graph.layout.activations_before(index)]
 
-    def ready(self, index: int) -> None:
-        """Find what a node's rows need, with gradients, before numbers are taken from it or chunks computed again."""
+    def prepare_lines(self, index: int) -> None:
+        """Compute what rows over a node need, with gradients, before chunks of them are computed, perhaps twice."""
         for k in self.graph.layout.activations_before(index):
             self.line_offsets(k)
 
-    def widened(self, start: int, form: Form, pulled: Pulled) -> Pulled:
-        """Rows over node `start` as this kind of pass bounds them; here as they are."""
+    def adjusted(self, start: int, form: Form, pulled: Pulled) -> Pulled:
+        """The pulled rows over node `start` with the spread that the method gives them; CROWN's is their own."""
         return pulled
 
     def size(self, index: int) -> Tensor:
-        """An upper bound of the absolute value of a node (only rounding terms need it)."""
+        """An upper bound of the absolute value of a node, for the rounding terms."""
         if index not in self._sizes:
-            # Without gradients: a chunk that is computed again finds it here, and would lack what they need.
+            # Without gradients: a chunk that is computed again would find the size here and miss its graph.
             with torch.no_grad():
                 found = self._find_size(self.graph.nodes[index], index)
                 self._sizes[index] = found if self.rounding is None else found + self.rounding.tiny
@@ -154,40 +155,37 @@ class Pass:
 
 @dataclass(eq=False)
 class Sums:
-    """What a pull adds up on its way: `middle -+ spread -+ slack`, all `[batch, rows]`."""
+    """The constants that a pull adds up on its way: `middle -+ spread -+ slack`, each `[batch, rows]`."""
 
     run: Pass
     middle: Tensor | float = 0.0
     spread: Tensor | float = 0.0
     slack: Tensor | float = 0.0
 
-    def merged(self, form: Form, index: int) -> None:
-        """Two forms were added: one rounding per coefficient of their sum, which may cancel in the next one."""
+    def add_merge(self, form: Form, index: int) -> None:
+        """Add the rounding of a sum of two forms over node `index`, one error per coefficient of the sum."""
         if self.run.rounding is not None:
             error = self.run.rounding.gamma(1) * self.run.size(index) + self.run.rounding.tiny
             self.slack = self.slack + form.abs_dot(error)
 
-    def underflow(self, index: int, terms: int) -> None:
-        """Coefficients over node `index` were computed: what underflow took from them, times the node's values."""
+    def add_underflow(self, index: int, terms: int) -> None:
+        """Add what underflow may have taken from coefficients over node `index`, each a sum of `terms` products."""
         if self.run.rounding is not None:
             lost = self.run.rounding.smallest * (terms + 1)
             self.slack = self.slack + lost * self.run.size(index).flatten(1).sum(1, keepdim=True)
 
-    def linear(self, form: Form, node: Node, op: Linear) -> None:
-        """Rows over an affine op: its bias, and the error of pulling through it."""
+    def add_linear(self, form: Form, node: Node, op: Linear) -> None:
+        """Add the bias of an affine op under these rows, and the rounding error of pulling through it."""
         bias = op.bias
         if bias is not None:
             self.middle = self.middle + form.dot(bias)
         if self.run.rounding is not None:
             self.slack = self.slack + _linear_slack(self.run, node, op, form)
 
-    def activation(self, form: Form, index: int, side: int) -> Form:
-        """Rows over an activation: the lines' offsets, most of which are 0 where most units are straight.
-
-        Gives the rows times the lines' slopes.
-        """
+    def add_activation(self, form: Form, index: int, side: int) -> Form:
+        """Add the offsets of an activation's lines under these rows; returns the rows times the lines' slopes."""
         lines = self.run.lines(index)
-        rows, (values, sizes) = self.run.line_offsets(index).met_by(form)
+        rows, (values, sizes) = self.run.line_offsets(index).beside(form)
         if lines.shared and rows is form:
             scaled, middle, spread = form.relaxed(lines.lower_slope, values, sizes)
         else:
@@ -199,10 +197,11 @@ class Sums:
 
 
 def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, keep: bool = False) -> Pulled:
-    """Pull rows over node `start` back to the input, or (`through=False`) to the nearest activations.
+    """Pull rows over node `start` back to the input or, with `through=False`, to the nearest activations.
 
-    `side` says which bound is wanted where the two lines of an activation differ. With one slope both sides have the
-    same coefficients, and `middle -+ spread` serves both. `keep`: remember the rows over each activation on the way.
+    `side` is the wanted bound, `LOWER` or `UPPER`, which matters where the lines of an activation have two slopes. With
+    one slope both bounds have the same coefficients, and `middle -+ spread` gives both. `keep` stores the rows over
+    each activation on the way in `passed`.
     """
     waiting: dict[int, Form] = {start: form}
     forms: dict[int, Form] = {}
@@ -212,7 +211,7 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
     def send(source: int, pulled: Form) -> None:
         if source in waiting:
             pulled = waiting[source].plus(pulled)
-            sums.merged(pulled, source)
+            sums.add_merge(pulled, source)
         waiting[source] = pulled
 
     curved = run.graph.layout.curved
@@ -223,21 +222,22 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
         if node.op is None or (index in curved and not through):
             forms[index] = here
         elif index in curved:
-            scaled = sums.activation(here, index, side)
+            scaled = sums.add_activation(here, index, side)
             if keep:
                 passed[index] = here
-            sums.underflow(node.inputs[0], 1)
+            sums.add_underflow(node.inputs[0], 1)
             send(node.inputs[0], scaled)
         else:
             op = cast(Linear, node.op)
-            sums.linear(here, node, op)
+            sums.add_linear(here, node, op)
             for source, pulled in zip(node.inputs, op.pull(here), strict=True):
-                sums.underflow(source, op.backward_terms)
+                sums.add_underflow(source, op.backward_terms)
                 send(source, pulled)
     return Pulled(forms, sums.middle, sums.spread, sums.slack, passed)
 
 
 def _scaled(form: Form, lines: Lines, side: int) -> Form:
+    """The rows times the slopes of the lines that bound them on this side."""
     if lines.shared:
         return form.scale(lines.lower_slope)
     if side == LOWER:
@@ -246,7 +246,7 @@ def _scaled(form: Form, lines: Lines, side: int) -> Form:
 
 
 def _activation_error(run: Pass, index: int, lines: Lines, form: Form) -> Tensor:
-    """Per |coefficient|: one product for the slope, a sum for the offsets."""
+    """The rounding error per |coefficient|: of a product with the slope, a sum with the offsets, and the lines."""
     assert run.rounding is not None
     slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
     offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
@@ -257,9 +257,9 @@ def _activation_error(run: Pass, index: int, lines: Lines, form: Form) -> Tensor
 
 
 def _linear_slack(run: Pass, node: Node, op: Linear, form: Form) -> Tensor | float:
-    """The sums of the pull itself, and the sum with the bias.
+    """The rounding error of the pull's own sums and of the sum with the bias, `[batch, rows]`.
 
-    Per |coefficient| there is more than underflow can take from the terms: a large one would bring it back.
+    `tiny` stands inside the product with |coefficient|: a term that underflows to 0 may have a large coefficient.
     """
     assert run.rounding is not None
     error = op.pull_error(form, [run.size(i) for i in node.inputs], run.rounding)
@@ -270,19 +270,19 @@ def _linear_slack(run: Pass, node: Node, op: Linear, form: Form) -> Tensor | flo
 
 
 def backward(run: Pass, start: int, form: Form, side: int) -> Bound:
-    """CROWN's bound of rows over a node as a function of the input (Appendix A-B)."""
+    """CROWN's bound of rows over node `start` as a function of the input (Appendix A-B)."""
     return bound_of(run, pull(run, start, form, side), side)
 
 
 def bound_of(run: Pass, pulled: Pulled, side: int) -> Bound:
-    """One side of the rows as a function of the input."""
+    """The lower or the upper bound of rows that were pulled to the input."""
     at_input = pulled.forms[0]
     slack = _input_slack(run, at_input, pulled.slack)
     return Bound(at_input, _offset(run, pulled, slack, side), slack)
 
 
 def _offset(run: Pass, pulled: Pulled, slack: Tensor | None, side: int) -> Tensor:
-    """The constant part of one side, `[batch, rows]`."""
+    """The offset of the lower or the upper bound, `[batch, rows]`."""
     width = pulled.spread if slack is None else pulled.spread + slack
     offset = pulled.middle - width if side == LOWER else pulled.middle + width
     if not isinstance(offset, Tensor):  # neither bias nor activation on the way
@@ -291,7 +291,7 @@ def _offset(run: Pass, pulled: Pulled, slack: Tensor | None, side: int) -> Tenso
 
 
 def _input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
-    """The sum over the coordinates of the input, for numbers and for distances alike."""
+    """The whole slack, `[batch, rows]`: it also covers sums over the input's coordinates, in margins and distances."""
     if run.rounding is None:
         return None
     error = run.rounding.gamma(form.length) * run.region.magnitude + run.rounding.tiny
@@ -300,68 +300,69 @@ def _input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
 
 
 def pre_activation_by_backward(run: Pass, index: int) -> Interval:
-    """Pull a node's own entries to the input, those whose bounds make a difference, a few at a time."""
+    """Bounds of a node by CROWN: rows of its unstable entries are pulled to the input, a chunk at a time.
+
+    The other entries keep their bounds by `relaxed_interval`, as tighter ones would change nothing.
+    """
     node = run.graph.nodes[index]
-    if not run.graph.depends_on_activation[index]:  # rows that all samples share
+    if not run.graph.depends_on_activation[index]:  # all samples share the rows
         low, high = _both_sides(run, index, Identity(node.shape, run.like))
         return Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape))
-    run.ready(index)
-    known, still_open = _cheap_bounds(run, index)
+    run.prepare_lines(index)
+    cheap, unstable = _cheap_bounds(run, index)
     found = []
-    for k, chunk in enumerate(chunks(still_open, row_width(run.graph, index))):
+    for k, chunk in enumerate(chunks(unstable, row_width(run.graph, index))):
         part = run.part(chunk.sample)
-        # Beyond the first ones, what a chunk's gradient needs is computed once more rather than kept.
-        if torch.is_grad_enabled() and k >= KEPT_CHUNKS:
-            part.ready(index)
-            found.append(checkpoint(_both_sides_of, part, index, chunk, use_reentrant=False))
+        if torch.is_grad_enabled() and k >= STORED_CHUNKS:
+            part.prepare_lines(index)
+            found.append(checkpoint(_chunk_bounds, part, index, chunk, use_reentrant=False))
         else:
-            found.append(_both_sides_of(part, index, chunk))
+            found.append(_chunk_bounds(part, index, chunk))
     if not found:
-        return known
+        return cheap
     sample, unit, low, high = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
-    lower, upper = (old.flatten(1).index_put((sample, unit), new) for old, new in zip(known, (low, high), strict=True))
-    return Interval(lower.reshape(known.lower.shape), upper.reshape(known.upper.shape))
+    lower, upper = (old.flatten(1).index_put((sample, unit), new) for old, new in zip(cheap, (low, high), strict=True))
+    return Interval(lower.reshape(cheap.lower.shape), upper.reshape(cheap.upper.shape))
 
 
 def _cheap_bounds(run: Pass, index: int) -> tuple[Interval, Tensor]:
-    """Bounds by intervals, and which entries they leave open, `[batch, entries]`.
+    """Bounds by `relaxed_interval`, and which entries are unstable in them, `[batch, entries]`.
 
-    An entry is settled if all activations that read it are straight on its interval: no tighter one would matter.
+    An entry is stable if all activations that read it are linear on its interval: tighter bounds would not matter.
     """
     with torch.no_grad():
-        known = run.pre_activation(index)
-        settled = [reader.stable(known) for reader in run.graph.readers(index)]
-        still_open = torch.zeros_like(known.lower, dtype=torch.bool)
-        for mask in settled or [None]:
-            still_open |= torch.ones_like(still_open) if mask is None else ~mask
-    return known, still_open.flatten(1)
+        cheap = run.relaxed_interval(index)
+        unstable = torch.zeros_like(cheap.lower, dtype=torch.bool)
+        for stable in [reader.stable(cheap) for reader in run.graph.readers(index)] or [None]:
+            unstable |= torch.ones_like(unstable) if stable is None else ~stable
+    return cheap, unstable.flatten(1)
 
 
-def _both_sides_of(run: Pass, index: int, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Samples, entries and bounds of the open rows of a chunk; `run` is the pass of its samples."""
+def _chunk_bounds(run: Pass, index: int, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sample, the entry and both bounds of each wanted row of a chunk; `run` is the pass of its samples."""
     shape = run.graph.nodes[index].shape
-    # Windows at all points of a grid need not be looked up one by one.
-    whole = len(shape) == 3 and chunk.unit.shape[1] > FEW_ROWS * math.prod(shape)
+    # `Identity` shares the windows of all points of an image, `Selected` looks each up.
+    whole = len(shape) == 3 and chunk.unit.shape[1] > SELECTED_SHARE * math.prod(shape)
     form = Identity(shape, run.like) if whole else Selected(shape, run.like, chunk.unit)
     low, high = _both_sides(run, index, form)
     if chunk.wanted is None:  # a single sample
         unit = chunk.unit.squeeze(0)
-        low, high = (side.squeeze(0)[unit] if whole else side.squeeze(0) for side in (low, high))
+        low, high = (end.squeeze(0)[unit] if whole else end.squeeze(0) for end in (low, high))
         return chunk.sample.expand_as(unit), unit, low, high
-    row, slot = chunk.wanted.nonzero(as_tuple=True)
-    unit = chunk.unit[row, slot]
-    column = unit if whole else slot
-    return chunk.sample[row], unit, low[row, column], high[row, column]
+    sample, place = chunk.wanted.nonzero(as_tuple=True)
+    unit = chunk.unit[sample, place]
+    row = unit if whole else place
+    return chunk.sample[sample], unit, low[sample, row], high[sample, row]
 
 
 def _both_sides(run: Pass, index: int, form: Form) -> tuple[Tensor, Tensor]:
-    """Both bounds of rows over a node: in one pass with one slope, else in one for each side."""
+    """The lower and the upper bounds of rows over a node over the region, `[batch, rows]` each."""
     return concretise_bounds(run, *_both_bounds(run, index, form))
 
 
 def _both_bounds(run: Pass, index: int, form: Form) -> tuple[Bound, Bound]:
-    """The bounds themselves; with one slope they have one form."""
-    pulled = run.widened(index, form, pull(run, index, form, LOWER))
+    """Both linear bounds of rows over a node: by one pull with one slope, else by one for each side."""
+    pulled = run.adjusted(index, form, pull(run, index, form, LOWER))
     below = bound_of(run, pulled, LOWER)
     if all(lines.shared for lines in run.lines_before(index)):
         return below, below._replace(offset=_offset(run, pulled, below.slack, UPPER))
@@ -369,7 +370,7 @@ def _both_bounds(run: Pass, index: int, form: Form) -> tuple[Bound, Bound]:
 
 
 def concretise_bounds(run: Pass, below: Bound, above: Bound, *, joint: bool = False) -> tuple[Tensor, Tensor]:
-    """Numbers from both bounds: how low and how high they are over the region, `[batch, rows]` each."""
+    """The least value of the lower and the greatest of the upper bounds over the region, `[batch, rows]` each."""
     low, high = run.region.concretise(below.form, run.rounding, joint=joint)
     if above.form is not below.form:
         _, high = run.region.concretise(above.form, run.rounding, joint=joint)
@@ -377,12 +378,12 @@ def concretise_bounds(run: Pass, below: Bound, above: Bound, *, joint: bool = Fa
 
 
 def final_by_backward(run: Pass, form: Form, side: int) -> Bound:
-    """Pull the rows over the output to the input."""
+    """CROWN's bound of rows over the output."""
     run.prepare(run.graph.output)
     return backward(run, run.graph.output, form, side)
 
 
 def both_by_backward(run: Pass, form: Form) -> tuple[Bound, Bound]:
-    """Both bounds of the rows over the output, in one pass with one slope."""
+    """CROWN's lower and upper bounds of rows over the output, by one pull with one slope."""
     run.prepare(run.graph.output)
     return _both_bounds(run, run.graph.output, form)

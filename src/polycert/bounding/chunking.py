@@ -1,4 +1,4 @@
-"""How much is worked on at a time: samples in a batch, rows in a chunk."""
+"""How many samples go into a batch, and how many rows into a chunk."""
 
 from __future__ import annotations
 
@@ -15,64 +15,59 @@ from polycert.errors import PolycertError
 from polycert.graph import Graph
 from polycert.rules.conv2d import Conv2d
 
-# Coefficients at a time that stay in the processor's cache are fastest; a budget only makes them fewer.
-CHUNK = 2**20
-COPIES = 12  # tensors of a batch's activations that live at once
-CHUNKS_AT_ONCE = 6  # tensors of a chunk that live at once
-FINAL_CHUNKS = 8  # the final rows may be more: with few samples at a time, reading the weights would cost too much
+CHUNK = 2**20  # coefficients of a chunk, which then stay in the processor's cache
+COPIES = 12  # tensors of the size of a batch's activations that live at once
+CHUNK_COPIES = 6  # tensors of the size of a chunk that live at once
+FINAL_CHUNKS = 8  # chunks that the final rows may fill: with fewer samples at a time, reading the weights costs more
 LARGEST_BATCH = 100
-# The GNU allocator hands blocks back to the system, at the price of page faults, above twice the largest block that
-# was ever freed; this is the largest that counts.
-KEPT_BLOCK = 31 * 2**20
+# The GNU allocator returns freed blocks to the system, which costs page faults, if they are larger than twice the
+# largest block that was ever freed. Blocks above this size do not count for that.
+ALLOCATOR_BLOCK = 31 * 2**20
 
 
 class Chunk(NamedTuple):
-    """Some rows of some samples."""
+    """Some rows over a node, for some samples."""
 
     sample: Tensor  # [samples]
-    unit: Tensor  # [samples, rows]: entries of the node, filled up with 0
-    wanted: Tensor | None  # [samples, rows]: which of them are not just filling; None for all
+    unit: Tensor  # [samples, rows]: entries of the node; 0 where a sample has fewer rows
+    wanted: Tensor | None  # [samples, rows]: whether the sample has that row; None if all have
 
 
-def chunks(still_open: Tensor, width: int) -> Iterator[Chunk]:
-    """Split the open entries `[batch, entries]` of a node into chunks of about `CHUNK` coefficients.
+def chunks(unstable: Tensor, width: int) -> Iterator[Chunk]:
+    """Split the unstable entries `[batch, entries]` of a node into chunks of about `CHUNK` coefficients.
 
-    Samples with about as many open entries go together, so that little is filled up.
+    `width` is the number of coefficients of a row. Samples with similar numbers of unstable entries go together, so
+    that few rows are filled up.
     """
-    if still_open.shape[0] == 1:
-        yield from _chunks_of_one(still_open, width)
+    if unstable.shape[0] == 1:
+        sample, unit = unstable.nonzero(as_tuple=True)
+        if unit.numel():
+            for part in unit.unsqueeze(0).split(max(1, CHUNK // width), 1):
+                yield Chunk(sample[:1], part, None)
         return
-    counts, order = still_open.sum(1).sort(descending=True)
+    counts, order = unstable.sum(1).sort(descending=True)
     begin, sizes = 0, counts.tolist()
     while begin < len(sizes) and sizes[begin] > 0:
         samples = max(1, CHUNK // (sizes[begin] * width))
         group = order[begin : begin + samples].sort().values
         rows = max(1, CHUNK // width)
-        whole = _listed(still_open[group], sizes[begin])
+        units, wanted = _unstable_units(unstable[group], sizes[begin])
         for first in range(0, sizes[begin], rows):
-            yield Chunk(group, *(part[:, first : first + rows] for part in whole))
+            yield Chunk(group, units[:, first : first + rows], wanted[:, first : first + rows])
         begin += samples
 
 
-def _chunks_of_one(still_open: Tensor, width: int) -> Iterator[Chunk]:
-    """Of a single sample, where nothing has to be sorted or filled up."""
-    sample, unit = still_open.nonzero(as_tuple=True)
-    if unit.numel():
-        for part in unit.unsqueeze(0).split(max(1, CHUNK // width), 1):
-            yield Chunk(sample[:1], part, None)
+def _unstable_units(unstable: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The unstable entries of each sample, `[samples, most]`, and which of these places are filled."""
+    sample, unit = unstable.nonzero(as_tuple=True)
+    place = (unstable.cumsum(1) - 1)[sample, unit]
+    units = place.new_zeros(len(unstable), most).index_put((sample, place), unit)
+    return units, torch.arange(most, device=units.device) < unstable.sum(1, keepdim=True)
 
 
-def _listed(still_open: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The open entries of each sample one after the other, `[samples, most]`, and which places are taken."""
-    sample, unit = still_open.nonzero(as_tuple=True)
-    place = (still_open.cumsum(1) - 1)[sample, unit]
-    units = place.new_zeros(len(still_open), most).index_put((sample, place), unit)
-    return units, torch.arange(most, device=units.device) < still_open.sum(1, keepdim=True)
-
-
-def keep_freed_blocks() -> None:
-    """Have the allocator reuse the blocks of earlier chunks; costs nothing, as the memory is never touched."""
-    torch.empty(KEPT_BLOCK, dtype=torch.uint8)
+def reuse_freed_blocks() -> None:
+    """Make the allocator reuse the blocks of earlier chunks: free a large block, whose memory is never touched."""
+    torch.empty(ALLOCATOR_BLOCK, dtype=torch.uint8)
 
 
 def batch_size_for(
@@ -83,27 +78,27 @@ def batch_size_for(
     *,
     batch_size: int | None = None,
 ) -> int:
-    """Samples per batch.
+    """The number of samples per batch.
 
     Args:
-        graph: what is bounded.
-        numbers: coefficients that a method holds for one sample (a few chunks are for all); None for final rows.
-        memory: bytes for the activations of all threads' batches; None for half of what is free.
-        threads: batches at work at once.
-        batch_size: what the caller asks for, which counts if it is given.
+        graph: the graph that is bounded.
+        numbers: coefficients that a method stores per sample, besides a few chunks; None for those of the final rows.
+        memory: bytes for the batches of all threads; None for half of the free memory.
+        threads: how many batches are computed at once.
+        batch_size: the caller's own choice, which is returned if it is given.
     """
     check_counts(batch_size=batch_size, memory=memory, threads=threads)
     if batch_size is not None:
         return batch_size
-    batch = FINAL_CHUNKS * CHUNK // (of_rows(graph) if numbers is None else numbers)
+    batch = FINAL_CHUNKS * CHUNK // (final_coefficients(graph) if numbers is None else numbers)
     number = torch.finfo(graph.dtype).bits // 8
-    budget = (free_memory() // 2 if memory is None else memory) // threads - CHUNKS_AT_ONCE * CHUNK * number
+    budget = (free_memory() // 2 if memory is None else memory) // threads - CHUNK_COPIES * CHUNK * number
     activations = sum(math.prod(node.shape) for node in graph.nodes)
     return max(1, min(LARGEST_BATCH, batch, budget // (COPIES * activations * number)))
 
 
 def check_counts(**values: object) -> None:
-    """Samples, bytes, threads: whole numbers from 1, or None where nothing was said."""
+    """Raise `PolycertError` unless all values (samples, bytes, threads) are whole numbers from 1, or None."""
     for name, value in values.items():
         whole = isinstance(value, (int, Integral)) and not isinstance(value, bool) and int(value) >= 1
         if value is not None and not whole:
@@ -111,18 +106,18 @@ def check_counts(**values: object) -> None:
             raise PolycertError(f"{name} must be a whole number{unit} from 1, got {value!r}")
 
 
-def of_rows(graph: Graph) -> int:
-    """Coefficients of one sample's final rows where they are most."""
+def final_coefficients(graph: Graph) -> int:
+    """The coefficients of one sample's final rows, at the node where they are most."""
     return math.prod(graph.output_shape) * row_width(graph, graph.output)
 
 
-def of_slopes(graph: Graph) -> int:
-    """The same where every row has slopes of its own, and what their gradients need."""
-    return 2 * FINAL_CHUNKS * of_rows(graph)
+def alpha_coefficients(graph: Graph) -> int:
+    """The same for alpha-CROWN, where each row has its own slopes, and gradients are stored."""
+    return 2 * FINAL_CHUNKS * final_coefficients(graph)
 
 
 def free_memory() -> int:
-    """Bytes that are free, as far as the system says; a gibibyte if it does not."""
+    """The bytes of free memory; a gibibyte if the system does not say."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -130,7 +125,7 @@ def free_memory() -> int:
 
 
 def row_width(graph: Graph, target: int) -> int:
-    """The most coefficients that one row over node `target` has at any node on the way to the input."""
+    """The most coefficients that a row over node `target` has at any node on its way to the input."""
     widths = graph.layout.widths
     if target not in widths:
         widths[target] = max((size for index, size in row_sizes(graph, target) if index != target), default=1)
@@ -138,9 +133,9 @@ def row_width(graph: Graph, target: int) -> int:
 
 
 def row_sizes(graph: Graph, target: int) -> Iterator[tuple[int, int]]:
-    """The nodes on the way from `target` to the input, and how many coefficients one row has there.
+    """Yield the nodes on the way from `target` to the input, with the number of coefficients of one row there.
 
-    A row stays within a window as long as it passes convolutions.
+    A row stays in a window as long as it passes convolutions only.
     """
     window: tuple[int, int] | None = (1, 1)
     for index in graph.ancestors(target):

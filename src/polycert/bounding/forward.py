@@ -1,8 +1,8 @@
-"""The paper's IBP-inspired bounds (Appendix A-C): linear forms whose constant parts are pushed forward layer by layer.
+"""The paper's IBP-inspired bounds (Appendix A-C): the gap between the linear bounds is pushed forward, layer by layer.
 
-With one slope per unit, a node is `slope . x + middle -+ spread`. Slope and middle are those of rows pulled back to the
-input, which windows and settled units make cheap. What is pushed forward is the spread: it grows by the absolute
-weights of every layer, where CROWN's is that of the rows as a whole and never larger.
+With one slope per unit, the bounds of a node are `slope . x + middle -+ spread`. Slope and middle are those of a
+backward pass, which windows and stable units make cheap. The spread is pushed forward through the absolute weights of
+each layer. It is never smaller than CROWN's, which is computed for the rows as a whole.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from polycert.rules import Activation, Linear
 
 @dataclass(eq=False)
 class ForwardPass(Pass):
-    """Keeps the spreads of the nodes as well."""
+    """A pass that also stores the spread of each node."""
 
     spreads: dict[int, Tensor] = field(default_factory=dict)
 
     def part(self, samples: Tensor) -> ForwardPass:
-        """With the spreads of those samples."""
+        """The same pass for some of the samples, with their spreads."""
         some = super().part(samples)
         assert isinstance(some, ForwardPass)
         if some is self:
             return self
         return replace(some, spreads={k: v if len(v) == 1 else v[samples] for k, v in self.spreads.items()})
 
-    def ready(self, index: int) -> None:
-        """The spread as well."""
-        super().ready(index)
+    def prepare_lines(self, index: int) -> None:
+        """As `Pass.prepare_lines`, and the spread of the node."""
+        super().prepare_lines(index)
         self.spread(index)
 
-    def widened(self, start: int, form: Form, pulled: Pulled) -> Pulled:
-        """Rows over a node take its spread instead of their own."""
+    def adjusted(self, start: int, form: Form, pulled: Pulled) -> Pulled:
+        """The pulled rows with the spread of their node in place of their own."""
         return pulled._replace(spread=self._times(form, start))
 
     def spread(self, index: int) -> Tensor:
-        """Half the gap between a node's two lines in the input, `[batch or 1, *shape]`, rounded up."""
+        """Half the gap between a node's two linear bounds, `[batch or 1, *shape]`, rounded up."""
         if index not in self.spreads:
             self.spreads[index] = self._find_spread(index)
         return self.spreads[index]
@@ -60,26 +60,27 @@ class ForwardPass(Pass):
         lines = self.lines(index)
         if not lines.shared:
             raise PolycertError("method 'forward' needs one slope: use relaxation 'parallel'")
-        # A gap may be below 0 by rounding, and must not make up for others.
+        # Rounding may make a gap negative, which would reduce the other terms.
         return lines.lower_slope.abs() * spread + lines.half_gap.clamp(min=0)
 
     def _times(self, rows: Form, index: int) -> Tensor:
+        """The spread of rows over a node, `[batch, rows]`."""
         return self._up(rows.abs_dot(self.spread(index)), rows.length)
 
     def _up(self, sums: Tensor, terms: int) -> Tensor:
-        """Sums of so many products, none of them negative, rounded up."""
+        """Sums of `terms` non-negative products, rounded up."""
         if self.rounding is None:
             return sums
         return sums * (1 + 2 * self.rounding.gamma(terms + 1)) + self.rounding.tiny * (terms + 1)
 
     def at_activations(self, form: Form, side: int) -> Tensor | float:
-        """The spread of rows over the output: the last affine layers are fused with them first."""
+        """The spread of rows over the output, after they are fused with the last affine layers, `[batch, rows]`."""
         nearest = pull(self, self.graph.output, form, side, through=False)
         return sum((self._times(rows, index) for index, rows in nearest.forms.items()), start=nearest.spread)
 
 
 def final_by_forward(run: Pass, form: Form, side: int) -> Bound:
-    """Pull the rows to the input; their spread is that of the activations before the last affine layers."""
+    """The forward bound of rows over the output: pulled to the input, with the spread of the last activations."""
     if not isinstance(run, ForwardPass):
         raise TypeError("the forward method needs a ForwardPass")
     run.prepare(run.graph.output)

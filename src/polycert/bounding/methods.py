@@ -1,16 +1,16 @@
-"""Bound methods: how linear bounds of any rows of a network's output are found, and by what intermediate bounds.
+"""Bound methods: linear bounds of any rows over a network's output.
 
-A method is a pair: where the bounds of the hidden layers come from, and how the final rows are pulled to the input.
+A method is a pair: how pre-activation bounds are computed, and how the final rows are bounded.
 
-| name        | hidden layers                    | final rows |
-|-------------|----------------------------------|------------|
-| `ibp`       | intervals, layer by layer        | intervals, the last affine layers fused |
-| `forward`   | linear forms, their gap pushed forward | the same (Appendix A-C, "IBP-inspired") |
-| `crown`     | pulled back to the input, each   | pulled back (Appendix A-B) |
-| `crown-ibp` | intervals, layer by layer        | pulled back |
-| `alpha-crown` | as `crown`                     | pulled back, each row with slopes optimised for it |
+| name          | pre-activation bounds                  | final rows |
+|---------------|----------------------------------------|------------|
+| `ibp`         | intervals, layer by layer              | intervals, after fusion with the last affine layers |
+| `forward`     | linear forms, their gap pushed forward | the same (Appendix A-C, "IBP-inspired") |
+| `crown`       | backward to the input                  | backward (Appendix A-B) |
+| `crown-ibp`   | intervals, layer by layer              | backward |
+| `alpha-crown` | as `crown`                             | backward, with slopes optimised for each row |
 
-A proof by any of them rests on the arithmetic that `provable` and `error_model` choose for a graph.
+`provable` and `error_model` choose the arithmetic on which a proof rests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polycert.bounding.backward import (
     pre_activation_by_backward,
     pull,
 )
-from polycert.bounding.chunking import keep_freed_blocks, of_rows, of_slopes
+from polycert.bounding.chunking import alpha_coefficients, final_coefficients, reuse_freed_blocks
 from polycert.bounding.forward import ForwardPass, final_by_forward
 from polycert.bounding.relaxations import RELAXATIONS, Relaxation, parallel
 from polycert.errors import PolycertError
@@ -46,7 +46,7 @@ from polycert.sets.interval import Interval, Rounding, holds
 
 
 def pre_activation_by_interval(run: Pass, index: int) -> Interval:
-    """Interval arithmetic, layer by layer; what is affine in the input is bounded over the region at once."""
+    """Bounds of a node by interval arithmetic; those of nodes that are affine in the input, over the region at once."""
     if not run.graph.depends_on_activation[index]:
         return pre_activation_by_backward(run, index)
     node = run.graph.nodes[index]
@@ -55,7 +55,7 @@ def pre_activation_by_interval(run: Pass, index: int) -> Interval:
 
 
 def final_by_interval(run: Pass, form: Form, side: int) -> Bound:
-    """Fuse the last affine layers with the rows, then take intervals: a bound whose slope is zero."""
+    """The interval bound of rows over the output, after fusion with the last affine layers; its slope is 0."""
     if not run.graph.depends_on_activation[run.graph.output]:
         return final_by_backward(run, form, side)
     pulled = pull(run, run.graph.output, form, side, through=False)
@@ -76,19 +76,25 @@ def final_by_interval(run: Pass, form: Form, side: int) -> Bound:
 
 
 class Method(NamedTuple):
-    """Where hidden bounds come from, how the final rows are bounded, and how many coefficients that takes.
+    """A bound method.
 
-    `both` gives both sides of the final rows where that is less work than one after the other. `descends`: it takes
-    gradients on its way.
+    Attributes:
+        pre_activation: bounds of a node's value.
+        final: the bound of rows over the output, on one side.
+        pass_class: the class that stores the bounds.
+        sloped: whether the final bounds have a slope other than 0.
+        numbers: the coefficients that it stores per sample.
+        both: the bounds on both sides, if that costs less than one after the other.
+        uses_gradients: whether it computes gradients itself, so that inference mode is not possible.
     """
 
-    hidden: Callable[[Pass, int], Interval]
+    pre_activation: Callable[[Pass, int], Interval]
     final: Callable[[Pass, Form, int], Bound]
-    run: type[Pass] = Pass
+    pass_class: type[Pass] = Pass
     sloped: bool = True
-    numbers: Callable[[Graph], int] = of_rows  # of one sample
+    numbers: Callable[[Graph], int] = final_coefficients
     both: Callable[[Pass, Form], tuple[Bound, Bound]] | None = None
-    descends: bool = False
+    uses_gradients: bool = False
 
     def sides(self, run: Pass, form: Form) -> tuple[Bound, Bound]:
         """The lower and the upper bound of rows over the output."""
@@ -99,39 +105,43 @@ class Method(NamedTuple):
 
 METHODS: dict[str, Method] = {
     "ibp": Method(pre_activation_by_interval, final_by_interval, sloped=False),
-    "forward": Method(pre_activation_by_backward, final_by_forward, run=ForwardPass),
+    "forward": Method(pre_activation_by_backward, final_by_forward, pass_class=ForwardPass),
     "crown": Method(pre_activation_by_backward, final_by_backward, both=both_by_backward),
     "crown-ibp": Method(pre_activation_by_interval, final_by_backward, both=both_by_backward),
-    "alpha-crown": Method(pre_activation_by_backward, final_by_alpha, numbers=of_slopes, descends=True),
+    "alpha-crown": Method(pre_activation_by_backward, final_by_alpha, numbers=alpha_coefficients, uses_gradients=True),
 }
 
 
 def get_method(name: str) -> Method:
-    """A method by name, or a clear error."""
+    """The method of that name; raises `PolycertError` if there is none."""
     if name not in METHODS:
         raise PolycertError(f"unknown method {name!r}: choose one of {', '.join(METHODS)}")
     return METHODS[name]
 
 
 def get_relaxations(name: str, method: str) -> tuple[Relaxation, ...]:
-    """The relaxations that a name stands for; `best` is all of them, each in a pass of its own."""
+    """The relaxations that a name stands for: one, or all for `best`, which are used in separate passes."""
     if name != "best" and name not in RELAXATIONS:
         raise PolycertError(f"unknown relaxation {name!r}: choose one of {', '.join(RELAXATIONS)}, best")
     if method == "forward" and name != "parallel":
         raise PolycertError("method 'forward' needs one slope for both lines: use relaxation 'parallel'")
-    # Interval arithmetic has no lines: one pass is enough.
+    # Interval arithmetic uses no lines: one pass is enough.
     return tuple(RELAXATIONS.values()) if name == "best" and method != "ibp" else (RELAXATIONS.get(name, parallel),)
 
 
 def passes(graph: Graph, region: Region, method: str, relaxation: str, rounding: Rounding | None = None) -> list[Pass]:
-    """Fresh passes of a method over a region, one for each relaxation."""
+    """New passes of a method over a region, one for each relaxation."""
     chosen = get_method(method)
-    keep_freed_blocks()
-    return [chosen.run(graph, region, one, chosen.hidden, rounding) for one in get_relaxations(relaxation, method)]
+    reuse_freed_blocks()
+    relaxations = get_relaxations(relaxation, method)
+    return [chosen.pass_class(graph, region, lines, chosen.pre_activation, rounding) for lines in relaxations]
 
 
 def provable(net: Network, graph: Graph) -> Graph:
-    """The graph itself if its type can carry a proof, else the same in float64; refuses what float64 cannot mend."""
+    """The graph if rigorous bounds can be computed in its type, else the network in float64.
+
+    Raises `PolycertError` where float64 would not help: computed weights, or subnormal numbers flushed to 0.
+    """
     if graph.computed:
         raise PolycertError(
             f"rigorous bounds need stored weights, but the model computes some (node '{graph.computed[0]}'): "
@@ -147,19 +157,19 @@ def provable(net: Network, graph: Graph) -> Graph:
 
 
 def error_model(graph: Graph) -> Rounding:
-    """Rounding in a pass over the graph."""
+    """The error model of a pass over the graph."""
     return Rounding(graph.dtype, 4 * len(graph.nodes) + 16)
 
 
 def longest_sum(graph: Graph) -> int:
-    """The most terms in any sum of a pass over the graph."""
+    """The most terms of any sum in a pass over the graph."""
     sizes = [math.prod(node.shape) for node in graph.nodes]
     terms = [max(op.terms) for op in graph.linear.values() if isinstance(op, Affine)]
     return max([*sizes, *terms, 1])
 
 
 def live_graph(network: Network, inputs: Tensor, rigorous: bool) -> Graph:
-    """The graph for one call: live under gradients, in a type that can carry a proof if one is asked for."""
+    """The graph for one call: with live parameters if gradients are on; if `rigorous`, in a type that allows proofs."""
     graph = network.trainable() if torch.is_grad_enabled() else network.bind()
     if not rigorous:
         return graph

@@ -1,9 +1,10 @@
-"""Two lines around an activation on an interval: a relaxation chooses the slopes, the activation the offsets.
+"""Relaxations: a lower and an upper line that enclose an activation f on an interval.
 
-- `parallel`: both lines have the chord's slope (the paper's relaxation, Appendix A-A): one pass serves both sides.
-- `adaptive`: CROWN's slopes, the lower and the upper chosen apart.
+- `parallel`: both lines have the slope of the chord (the paper's relaxation, Appendix A-A). One pass serves both sides.
+- `adaptive`: CROWN's slopes, chosen separately for the lower and the upper line.
 
-Any slope is sound, because the offset is the extreme value of `f(z) - slope z` (Eq. (8) and (13) of the paper).
+A relaxation chooses the slopes. Any slope is sound, as the offset is the least or greatest value of `f(z) - slope z` on
+the interval (Eq. (8) and (13) of the paper).
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ Relaxation = Callable[[Activation, Interval, Rounding | None], Lines]
 
 
 def parallel(activation: Activation, given: Interval, rounding: Rounding | None = None) -> Lines:
-    """One slope for both lines, analytic and differentiable."""
+    """Two lines with the chord's slope, differentiable in the interval's ends."""
     slope, (low, high) = activation.parallel(given.lower, given.upper)
     return _lines(slope, low, slope, high, _error(activation, slope, given, rounding))
 
 
 def adaptive(activation: Activation, given: Interval, rounding: Rounding | None = None) -> Lines:
-    """CROWN's slopes; for S-shaped functions found by a search that carries no gradient."""
+    """Two lines with CROWN's slopes. Those of S-shaped functions are found by a search without gradient."""
     return lines_of(activation, *activation.adaptive(given.lower, given.upper), given, rounding)
 
 
 def lines_of(
     activation: Activation, low_slope: Tensor, high_slope: Tensor, given: Interval, rounding: Rounding | None
 ) -> Lines:
-    """Two lines with any slopes: the offsets make them sound."""
+    """Two lines with the given slopes, and the offsets that make them sound."""
     low = activation.offset_range(low_slope, given.lower, given.upper).lower
     high = activation.offset_range(high_slope, given.lower, given.upper).upper
     steepest = torch.maximum(low_slope.abs(), high_slope.abs())
@@ -43,14 +44,14 @@ def lines_of(
 
 
 def _lines(low_slope: Tensor, low: Tensor, high_slope: Tensor, high: Tensor, error: Tensor | None) -> Lines:
-    """Lines whose offsets may have overflowed: in a rigorous pass those say nothing."""
+    """The lines; in a rigorous pass (`error` is given) offsets that are not finite become infinite outward."""
     if error is not None:
         low, high = at_least(low), at_most(high)
     return Lines(low_slope, low, high_slope, high, error)
 
 
 def _error(activation: Activation, slope: Tensor, given: Interval, rounding: Rounding | None) -> Tensor | None:
-    """What rounding and the library's functions may take from an offset."""
+    """A bound of the rounding error in the offsets, or None if the pass is not rigorous."""
     if rounding is None:
         return None
     return rounding.library(activation.sizes(slope, given))
@@ -59,52 +60,43 @@ def _error(activation: Activation, slope: Tensor, given: Interval, rounding: Rou
 RELAXATIONS: dict[str, Relaxation] = {"parallel": parallel, "adaptive": adaptive}
 
 
-FEW_UNITS = 1 / 8  # of a layer: above this share, all of them at once cost less than the chosen ones
+SPARSE_SHARE = 1 / 8  # of a layer's units: if more have an offset, products over all units cost less
 
 
 class CentredOffsets(NamedTuple):
-    """Of two lines around an activation: halfway between them at 0, and half their distance there."""
+    """The mean of the offsets of both lines, and half of their difference."""
 
     middle: Tensor
     half_gap: Tensor
 
 
-class NonzeroOffsets(NamedTuple):
-    """The units of each sample whose lines do not pass through 0, filled up with others where a sample has fewer."""
-
-    units: Tensor  # [batch, count]
-    offsets: CentredOffsets  # [batch, count] each
-
-
 class LineOffsets(NamedTuple):
-    """The offsets of an activation's lines: at all units, and at those that have any if they are few."""
+    """The offsets of an activation's lines: of all units and, if few are not 0, of those alone."""
 
     all: CentredOffsets
-    few: NonzeroOffsets | None
+    units: Tensor | None  # [batch, count]: units with an offset, and some others for samples that have fewer
+    nonzero: CentredOffsets | None  # [batch, count] each
 
     @staticmethod
     def of(lines: Lines) -> LineOffsets:
-        """Looked up once for all rows that pass the activation."""
+        """The offsets of these lines; computed once for all rows that pass the activation."""
         whole = CentredOffsets(lines.middle, lines.half_gap)
-        bent = ((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1)
-        units = _few(bent)
+        units = _nonzero_units(((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1))
         if units is None:
-            return LineOffsets(whole, None)
-        return LineOffsets(
-            whole, NonzeroOffsets(units, CentredOffsets(*(part.flatten(1).gather(1, units) for part in whole)))
-        )
+            return LineOffsets(whole, None, None)
+        return LineOffsets(whole, units, CentredOffsets(*(part.flatten(1).gather(1, units) for part in whole)))
 
-    def met_by(self, form: Form) -> tuple[Form, CentredOffsets]:
-        """The rows and the offsets to multiply: at the few units that have any, where those are cheap to pick."""
-        picked = None if self.few is None else form.at(self.few.units)
-        return (form, self.all) if self.few is None or picked is None else (picked, self.few.offsets)
+    def beside(self, form: Form) -> tuple[Form, CentredOffsets]:
+        """The rows and the offsets to multiply: of few units if the form can pick their coefficients, else of all."""
+        picked = None if self.units is None else form.at(self.units)
+        return (form, self.all) if picked is None or self.nonzero is None else (picked, self.nonzero)
 
 
-def _few(bent: Tensor) -> Tensor | None:
-    """The bent units of each sample and, where others have more, some that are not, `[batch, count]`; None if many."""
-    most = FEW_UNITS * bent.shape[1]
-    if bent.shape[0] == 1:
-        units = bent.squeeze(0).nonzero().T
+def _nonzero_units(nonzero: Tensor) -> Tensor | None:
+    """The marked units of each sample, filled up with others to the same number, `[batch, count]`; None if many."""
+    most = SPARSE_SHARE * nonzero.shape[1]
+    if nonzero.shape[0] == 1:
+        units = nonzero.squeeze(0).nonzero().T
         return units if units.shape[1] <= most else None
-    count = int(bent.sum(1).max())
-    return bent.byte().topk(count, dim=1).indices if count <= most else None
+    count = int(nonzero.sum(1).max())
+    return nonzero.byte().topk(count, dim=1).indices if count <= most else None

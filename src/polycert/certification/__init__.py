@@ -1,1 +1,1 @@
-"""From bounds to envelopes, and from envelopes to certified radii."""
+"""Envelopes, certified radii, and the search for the largest radius."""

@@ -1,6 +1,6 @@
-"""`certify`, `bounds`, `envelope`: the public questions, and the verdicts that answer them.
+"""`certify`, `bounds` and `envelope`, and the verdict of a batch.
 
-A batch is decided in the network's own type, and once more in float64 where rounding alone is in the way.
+A batch is decided in the network's own type, and once more in float64 where only rounding prevents a certificate.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ from polycert.runtime.execution import Progress, over_batches, plain_products
 from polycert.sets.ball import Array, Ball, Region
 from polycert.sets.interval import Rounding, holds
 
-# A sample that fails by less than this many times its slack is looked at again in float64. A margin loses its own
-# slack, and more through wider hidden bounds: 4.4 times its slack at most on 500 images of one released network. A
-# second chance only: too small a number costs certificates, never soundness.
+# A sample is decided again in float64 if its margins would be positive with this many times their slack added.
+# Rounding lowers a margin by its slack, and by wider pre-activation bounds: at most 4.4 times the slack on 500 images
+# of one released network. A smaller factor would cost certificates, never soundness.
 SECOND_LOOK = 5
-DISTANCE_NUMBERS = 2**18  # coefficients whose distances are found at a time: more would leave the cache
+DISTANCE_NUMBERS = 2**18  # coefficients whose distances are computed at a time, so that they stay in the cache
 
 
 class BatchVerdict(NamedTuple):
-    """The result of one batch by one envelope, all `[batch]`."""
+    """What one envelope proves of a batch; all fields are `[batch]`."""
 
     radius: Tensor  # float64
     certified: Tensor
     margin: Tensor  # float64
     nearest: Tensor
-    distance: Tensor  # float64, to the envelope; infinite where it was not needed
-    unsettled: Tensor  # rounding or overflow alone stands between the sample and its certificate
+    distance: Tensor  # float64, to the envelope; infinite where it was not computed
+    inconclusive: Tensor  # whether only rounding or overflow may have prevented the certificate
 
 
-def verdict_of(env: Envelope, *, beyond: bool = False) -> BatchVerdict:
-    """Margins over the ball, then distances of the rows that the ball does not settle.
+def verdict_of(env: Envelope, *, beyond_eps: bool = False) -> BatchVerdict:
+    """The verdict of a batch: margins over the ball, then distances of the rows whose margin is not positive.
 
-    `beyond`: also where it settles all rows of a sample, the distance to the nearest of them.
+    `beyond_eps` also computes the distance, above eps, of samples whose margins are all positive.
     """
     margins = env.margins()
-    open_rows = ~(margins > 0)
+    unproved = ~(margins > 0)
     eps = env.region.eps
-    distance = _put_distances(torch.full_like(margins, torch.inf, dtype=torch.float64), env, open_rows)
-    if beyond:
-        distance = _nearest_beyond(distance, env, margins, ~open_rows.any(1, keepdim=True))
+    distance = _put_distances(torch.full_like(margins, torch.inf, dtype=torch.float64), env, unproved)
+    if beyond_eps:
+        distance = _put_nearest(distance, env, margins, ~unproved.any(1, keepdim=True))
     nearest_distance, by_distance = distance.min(1)
     certified = nearest_distance > eps
     margin, by_margin = margins.min(1)
     row = torch.where(certified, by_margin, by_distance)
     close = margins if env.slack is None else margins + SECOND_LOOK * env.slack
-    unsettled = ~certified & ((close > 0) | ~torch.isfinite(margins)).all(1)
+    inconclusive = ~certified & ((close > 0) | ~torch.isfinite(margins)).all(1)
     nearest = env.classes.gather(1, row[:, None]).squeeze(1)
     radius = torch.minimum(nearest_distance, eps)
-    return BatchVerdict(radius, certified, margin.double(), nearest, nearest_distance, unsettled)
+    return BatchVerdict(radius, certified, margin.double(), nearest, nearest_distance, inconclusive)
 
 
 def _put_distances(distance: Tensor, env: Envelope, wanted: Tensor) -> Tensor:
-    """Distances `[batch, classes - 1]` with those of the wanted rows put in, a few rows at a time."""
+    """`distance` `[batch, classes - 1]` with the distances of the wanted rows put in, computed a few at a time."""
     samples, rows = wanted.nonzero(as_tuple=True)
     if samples.numel() == 0:
         return distance
@@ -81,23 +81,23 @@ def _put_distances(distance: Tensor, env: Envelope, wanted: Tensor) -> Tensor:
     return distance
 
 
-def _nearest_beyond(distance: Tensor, env: Envelope, margins: Tensor, settled: Tensor) -> Tensor:
-    """Distances with those put in, of the settled samples, that can be the smallest.
+def _put_nearest(distance: Tensor, env: Envelope, margins: Tensor, proved: Tensor) -> Tensor:
+    """`distance` with those rows of the proved samples put in that can be the nearest.
 
-    The least value of a form over a ball is convex in the radius: beyond eps it stays above the chord from 0 to eps,
-    and crosses 0 no earlier.
+    The least value of a form over a ball is convex in the radius. Beyond eps it is above the line through its values at
+    0 and eps, so that line's zero is a lower bound of the distance.
     """
     at_x = env.values_at_x()
     fall = at_x - margins
-    reach = torch.where(fall > 0, env.region.eps[:, None] * at_x / fall, torch.inf)
-    first = torch.zeros_like(reach, dtype=torch.bool).scatter(1, reach.argmin(1, keepdim=True), True) & settled
+    least = torch.where(fall > 0, env.region.eps[:, None] * at_x / fall, torch.inf)
+    first = torch.zeros_like(least, dtype=torch.bool).scatter(1, least.argmin(1, keepdim=True), True) & proved
     distance = _put_distances(distance, env, first)
-    return _put_distances(distance, env, settled & ~first & (reach < distance.amin(1, keepdim=True)))
+    return _put_distances(distance, env, proved & ~first & (least < distance.amin(1, keepdim=True)))
 
 
 @dataclass(frozen=True, eq=False)
 class Certifier:
-    """Decides batches: in the network's own type, and once more in float64 where rounding alone is in the way."""
+    """Decides batches in the network's own type, and again in float64 where only rounding prevents a certificate."""
 
     net: Network
     method: str
@@ -106,12 +106,12 @@ class Certifier:
 
     @cached_property
     def graph(self) -> Graph:
-        """The network as it is."""
+        """The network's graph in its own type."""
         return self.net.bind()
 
     @cached_property
     def double(self) -> Graph:
-        """The same in float64."""
+        """The network's graph in float64."""
         return self.net.bind(torch.float64)
 
     def rounding(self, graph: Graph) -> Rounding | None:
@@ -119,47 +119,40 @@ class Certifier:
         return error_model(graph) if self.rigorous else None
 
     def envelope(self, graph: Graph, region: Region, label: Tensor) -> Envelope:
-        """The best envelope that the relaxations give."""
+        """The envelope of the relaxation; for `best`, row by row the better one."""
         found = envelopes(graph, region, label, self.method, self.relaxation, self.rounding(graph))
         return reduce(better, found)
 
     @cached_property
-    def _first(self) -> Graph:
-        """Where a rigorous run starts: the network's own type, if its arithmetic is what the error model says."""
+    def _first_graph(self) -> Graph:
+        """The graph that decides first: in the network's own type, unless that allows no proof."""
         return provable(self.net, self.graph) if self.rigorous else self.graph
 
-    def decide(self, region: Region, label: Tensor, *, beyond: bool = False) -> tuple[BatchVerdict, Tensor]:
-        """The verdict of each sample, and whether it was decided in float64; `beyond`: see `verdict_of`.
+    def decide(self, region: Region, label: Tensor, *, beyond_eps: bool = False) -> tuple[BatchVerdict, Tensor]:
+        """The verdict of each sample, and whether it was decided in float64; `beyond_eps` is that of `verdict_of`.
 
-        For proofs the caller sees to `plain_products`, for all of its threads at once.
+        For proofs the caller enters `plain_products`, once for all of its threads.
         """
-        with torch.no_grad() if get_method(self.method).descends else torch.inference_mode():
-            verdict, in_double = self._decided(region, label, beyond=beyond)
-        # Tensors of that mode may neither be changed nor meet gradients later: the caller gets ordinary ones.
+        with torch.no_grad() if get_method(self.method).uses_gradients else torch.inference_mode():
+            verdict, in_double = self._decided(region, label, beyond_eps=beyond_eps)
+        # Tensors of inference mode can neither be changed nor be used with gradients: return ordinary ones.
         return BatchVerdict(*(part.clone() for part in verdict)), in_double.clone()
 
-    def _decided(self, region: Region, label: Tensor, *, beyond: bool) -> tuple[BatchVerdict, Tensor]:
-        first = self._first
-        own = region.to(first.dtype)
-        verdict = verdict_of(self.envelope(first, own, label), beyond=beyond)
+    def _decided(self, region: Region, label: Tensor, *, beyond_eps: bool) -> tuple[BatchVerdict, Tensor]:
+        first = self._first_graph
+        verdict = verdict_of(self.envelope(first, region.to(first.dtype), label), beyond_eps=beyond_eps)
         in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
         if not self.rigorous or first.dtype == torch.float64:
             return verdict, in_double
-        # The claim is about the inputs as given: where this type cannot hold them, only float64 counts.
-        rounded = (own.x.double() != region.x.double()).flatten(1).any(1)
-        again = (verdict.unsettled | rounded).nonzero().squeeze(1)
+        # The claim is about the given inputs: where this type does not hold them exactly, only float64 counts.
+        rounded = (region.x.to(first.dtype).double() != region.x.double()).flatten(1).any(1)
+        again = (verdict.inconclusive | rounded).nonzero().squeeze(1)
         if len(again) == 0:
             return verdict, in_double
         double = self.envelope(self.double, region[again].to(torch.float64), label[again])
-        second = verdict_of(double, beyond=beyond)
+        second = verdict_of(double, beyond_eps=beyond_eps)
         merged = (a.index_put((again,), b) for a, b in zip(verdict, second, strict=True))
         return BatchVerdict(*merged), in_double.index_fill(0, again, True)
-
-
-def _predict(graph: Graph, x: Tensor, batch: int) -> Tensor:
-    outputs = torch.cat([graph.forward(part.to(graph.dtype)) for part in x.split(batch)])
-    check_finite(graph, outputs)
-    return outputs
 
 
 def certify(
@@ -177,19 +170,20 @@ def certify(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> Certificates:
-    """Prove, for each sample, how far it may move inside the ball and the box without losing its label (PEC).
+    """Prove, for each sample, how far it may move inside ball and box without losing its label (PEC).
 
     Args:
         net: from `capture` or `load`, or a module.
         x: inputs `[n, *input_shape]`; y: labels `[n]`, or None for the model's own predictions.
         ball: the set around each sample.
-        method: `ibp`, `forward`, `crown`, `crown-ibp`.
-        relaxation: `parallel` (the paper's), `adaptive` (CROWN), `best` of both for each sample and class.
+        method: `ibp`, `forward`, `crown`, `crown-ibp`, `alpha-crown`.
+        relaxation: `parallel` (the paper's), `adaptive` (CROWN's), or `best`: the better of both for each sample and
+            class.
         rigorous: cover every rounding error, so that a certificate is a proof about the real-valued network with
-            the stored weights; False is the fast mode.
-        batch_size: samples at a time; memory: bytes that all batches at work may take, if no batch size is given.
-        threads: batches at work at once; torch's own threads should then be one.
-        seed: accepted for symmetry; nothing here is random.
+            the stored weights. False is faster, and no proof.
+        batch_size: samples per batch; memory: bytes for the batches of all threads, if no batch size is given.
+        threads: batches that are computed at once; torch's own threads should then be one.
+        seed: has no effect; every long call takes it, and nothing here is random.
         progress: called with (samples done, samples in all).
 
     Examples:
@@ -202,16 +196,18 @@ def certify(
     network, inputs = as_inputs(net, x)
     region = ball.at(inputs)
     network.check_inside(region)
-    judge = Certifier(network, method, relaxation, rigorous)
-    classes = classes_of(judge.graph)
-    numbers = get_method(method).numbers(judge.graph)
-    batch = batch_size_for(judge.graph, numbers, memory, threads, batch_size=batch_size)
+    certifier = Certifier(network, method, relaxation, rigorous)
+    graph = certifier.graph
+    classes = classes_of(graph)
+    batch = batch_size_for(graph, get_method(method).numbers(graph), memory, threads, batch_size=batch_size)
     with torch.no_grad():
-        prediction = _predict(judge.graph, inputs, batch).argmax(1)
+        outputs = torch.cat([graph.forward(part.to(graph.dtype)) for part in inputs.split(batch)])
+    check_finite(graph, outputs)
+    prediction = outputs.argmax(1)
     label = as_labels(y, prediction, classes)
-    with plain_products(judge.graph.device):
+    with plain_products(graph.device):
         parts = over_batches(
-            lambda part: _certify_part(judge, region[part], label[part], prediction[part], part.start),
+            lambda part: _certify_part(certifier, region[part], label[part], prediction[part], part.start),
             len(inputs),
             batch,
             threads,
@@ -220,14 +216,14 @@ def certify(
     return Certificates.join(parts)
 
 
-def _certify_part(judge: Certifier, region: Region, label: Tensor, prediction: Tensor, begin: int) -> Certificates:
+def _certify_part(certifier: Certifier, region: Region, label: Tensor, prediction: Tensor, begin: int) -> Certificates:
     clock = time.perf_counter()
-    verdict, in_double = judge.decide(region, label)
-    # A sample that the model itself gets wrong (or ties on) has radius 0; a certificate already excludes that.
+    verdict, in_double = certifier.decide(region, label)
+    # A misclassified sample has radius 0. Where the real-valued network is certified, only the forward pass is wrong.
     wrong = (prediction != label) & ~verdict.certified
     radius = torch.where(wrong, torch.zeros_like(verdict.radius), verdict.radius)
     seconds = (time.perf_counter() - clock) / len(label)
-    own = str(judge.graph.dtype).removeprefix("torch.")
+    own_type = str(certifier.graph.dtype).removeprefix("torch.")
     return Certificates(
         index=torch.arange(begin, begin + len(label), device=label.device),
         label=label,
@@ -238,11 +234,11 @@ def _certify_part(judge: Certifier, region: Region, label: Tensor, prediction: T
         nearest=verdict.nearest,
         eps=region.eps,
         seconds=torch.full_like(radius, seconds),
-        dtype=tuple("float64" if flag else own for flag in in_double.tolist()),
+        dtype=tuple("float64" if flag else own_type for flag in in_double.tolist()),
         norm=region.norm,
-        method=judge.method,
-        relaxation=judge.relaxation,
-        rigorous=judge.rigorous,
+        method=certifier.method,
+        relaxation=certifier.relaxation,
+        rigorous=certifier.rigorous,
     )
 
 
@@ -269,8 +265,8 @@ def envelope(
     if rigorous:
         network.check_inside(region)
     with plain_products(graph.device) if rigorous else nullcontext():
-        judge = Certifier(network, method, relaxation, rigorous)
-        return judge.envelope(graph, region, label)
+        certifier = Certifier(network, method, relaxation, rigorous)
+        return certifier.envelope(graph, region, label)
 
 
 def bounds(
@@ -283,10 +279,10 @@ def bounds(
     relaxation: str = "parallel",
     rigorous: bool = False,
 ) -> Bounds:
-    """Bounds of the network's outputs over each sample's set, or of rows `spec` of them.
+    """Bounds of the network's outputs over each sample's set, or of linear functions of them.
 
     Args:
-        spec: None for the outputs themselves, or coefficients `[rows, outputs]` or `[n, rows, outputs]`.
+        spec: the coefficients of the functions, `[rows, outputs]` or `[n, rows, outputs]`; None for the outputs.
 
     The other arguments are those of `certify`. Differentiable in the network's parameters.
     """

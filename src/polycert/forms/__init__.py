@@ -1,16 +1,18 @@
 """Linear forms: rows of coefficients over the value of one node of a graph.
 
-A form holds, for every sample of a batch and every row, the coefficients of one linear function of a node's value
-`[batch, *shape]`. How the coefficients are stored is the form's own business:
+A form holds one linear function of a node's value `[batch, *shape]` for every sample and every row. The classes differ
+in how they store the coefficients:
 
-- `Identity`: the rows are the node's own entries;
-- `Differences`: a row is one entry minus another (a margin between two classes);
-- `Selected`: the rows are some of its entries, others for each sample;
-- `Patches` and `SelectedPatches`: a row lives in a small window of an image (all or some neurons of a convolution);
-- `Dense`: everything, the fallback that every form can turn into.
+- `Identity`: the rows are all entries of the node;
+- `Selected`: the rows are some entries of the node, chosen for each sample;
+- `Differences`: each row is one entry minus another (the margin between two classes);
+- `Patches` and `SelectedPatches`: the coefficients of a row are in a small window of an image (all units of a
+  convolution, or some);
+- `Scaled`: rows that all samples share, times factors that they do not;
+- `Dense`: all coefficients, written out. Every form can be converted to it.
 
-Nothing outside this folder asks which form it has: ops call `form.pull(op)`, and an op with a structure of its own
-offers it through `pull_identity`, `pull_selected`, `pull_windowed` or `pull_differences`.
+No code outside of this folder asks which class a form has. Ops call `form.pull(op)`, and an op that can keep a
+structure does so in `pull_identity`, `pull_selected`, `pull_windowed` or `pull_differences`.
 """
 
 from polycert.forms.form import Dense, Form, Pullable, Scaled, Shape

@@ -1,10 +1,11 @@
-"""Forms that are known without coefficients: the node itself, and differences of its entries."""
+"""Forms that need no matrix of coefficients: entries of a node, and differences of two entries."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,80 +13,94 @@ from torch import Tensor
 from polycert.forms.form import Dense, FlatForm, Form, Pullable, Shape, split_by_sign
 from polycert.forms.patches import Patches, SelectedPatches, Windowed
 
+Same = TypeVar("Same", bound="UnitRows")
+
 
 @dataclass(frozen=True)
 class UnitRows(FlatForm):
-    """Rows with one coefficient each."""
+    """Rows with one coefficient each: entries of the node, perhaps each times a factor."""
 
     shape: Shape
     like: Tensor  # carries dtype and device
+    factor: Tensor | None = field(default=None, kw_only=True)  # arranged as `entries` arranges values
 
-    @property
-    def length(self) -> int:
-        """A single coefficient."""
-        return 1
+    @abstractmethod
+    def entries(self, values: Tensor) -> Tensor:
+        """The entries of `values` `[batch or 1, *shape]` that the rows stand for."""
 
     @abstractmethod
     def one_pixel(self) -> Windowed:
-        """In windows of one pixel, for images."""
+        """The same rows in windows of one pixel; the node is an image."""
+
+    @property
+    def length(self) -> int:
+        """1: a row has a single coefficient."""
+        return 1
+
+    @property
+    def exact(self) -> bool:
+        """True without a factor: the pulled rows are then the op's own weights, unrounded."""
+        return self.factor is None
+
+    def dot(self, values: Tensor) -> Tensor:
+        """The entries, each times its factor: `[batch, rows]`."""
+        found = self.entries(values)
+        return (found if self.factor is None else found * self.factor).flatten(1)
+
+    def abs_dot(self, values: Tensor) -> Tensor:
+        """The entries, each times its factor's absolute value: `[batch, rows]`."""
+        found = self.entries(values)
+        return (found if self.factor is None else found * self.factor.abs()).flatten(1)
+
+    def scale(self: Same, factor: Tensor) -> Same:
+        """The same entries times the product of both factors."""
+        found = self.entries(factor)
+        return replace(self, factor=found if self.factor is None else self.factor * found)
+
+    def split_scale(self: Same, positive: Tensor, negative: Tensor) -> Same:
+        """As `scale`, by the sign of each factor. Without a factor all coefficients are 1."""
+        if self.factor is None:
+            return self.scale(positive)
+        return replace(self, factor=split_by_sign(self.factor, self.entries(positive), self.entries(negative)))
 
     def windows_like(self, other: Windowed) -> Windowed | None:
-        """A window of one pixel with step 1."""
+        """Windows of one pixel, if those of `other` are at the same points."""
         return self.one_pixel().windows_like(other) if len(self.shape) == 3 else None
 
     def negative(self) -> Form:
-        """Minus the coefficient."""
+        """The same entries times -1."""
         return self.scale(-torch.ones(1, *self.shape, dtype=self.like.dtype, device=self.like.device))
 
     def plus(self, other: Form) -> Form:
-        """Left to the other form, which may have a structure."""
+        """The sum. The other form adds up, as it may keep its structure."""
         return other.plus(self) if not isinstance(other, UnitRows) else self.dense().plus(other)
 
 
 @dataclass(frozen=True)
 class Identity(UnitRows):
-    """The rows are the entries of the node themselves, in order, perhaps each times a factor."""
+    """The rows are all entries of the node, in order; `factor` is `[batch or 1, *shape]`."""
 
-    factor: Tensor | None = None  # [batch or 1, *shape]
-
-    @property
-    def exact(self) -> bool:
-        """The op's own weights, unrounded."""
-        return self.factor is None
-
-    def dot(self, values: Tensor) -> Tensor:
-        """The values themselves."""
-        return (values if self.factor is None else values * self.factor).flatten(1)
-
-    def abs_dot(self, values: Tensor) -> Tensor:
-        """The values themselves."""
-        return (values if self.factor is None else values * self.factor.abs()).flatten(1)
-
-    def scale(self, factor: Tensor) -> Identity:
-        """Factors multiply."""
-        return replace(self, factor=factor if self.factor is None else self.factor * factor)
-
-    def split_scale(self, positive: Tensor, negative: Tensor) -> Identity:
-        """By the sign of the factor."""
-        return self.scale(positive if self.factor is None else torch.where(self.factor >= 0, positive, negative))
+    def entries(self, values: Tensor) -> Tensor:
+        """The values themselves, `[batch or 1, *shape]`."""
+        return values
 
     def pull(self, op: Pullable) -> Form:
-        """The op's own rows."""
+        """All rows of the op's weights, times the factors."""
         return op.pull_identity(self)
 
     def dense(self) -> Dense:
-        """A diagonal matrix."""
+        """A diagonal matrix for each sample."""
         size = math.prod(self.shape)
         eye = torch.eye(size, dtype=self.like.dtype, device=self.like.device)
         eye = eye.unsqueeze(0) if self.factor is None else eye * self.factor.flatten(1).unsqueeze(1)
         return Dense(eye.unflatten(2, self.shape))
 
     def view(self, shape: Shape) -> Identity:
-        """Rows are counted in memory order, which a reshape keeps."""
-        return Identity(shape, self.like, None if self.factor is None else self.factor.reshape(-1, *shape))
+        """The same rows: they are counted in memory order, which a reshape keeps."""
+        return replace(self, shape=shape, factor=None if self.factor is None else self.factor.reshape(-1, *shape))
 
     def one_pixel(self) -> Windowed:
-        """At every point."""
+        """One window of one pixel at every point of the image, for each channel."""
         channels, height, width = self.shape
         eye = torch.eye(channels, dtype=self.like.dtype, device=self.like.device)
         coef = eye.reshape(1, 1, channels, 1, channels, 1)
@@ -95,68 +110,40 @@ class Identity(UnitRows):
 
 @dataclass(frozen=True)
 class Selected(UnitRows):
-    """The rows are some entries of the node, others for each sample, perhaps each times a factor."""
+    """The rows are some entries of the node, chosen for each sample; `factor` is `[batch, rows]`."""
 
     index: Tensor  # [batch, rows]
-    factor: Tensor | None = None  # [batch, rows]
 
-    @property
-    def exact(self) -> bool:
-        """The op's own weights, unrounded."""
-        return self.factor is None
-
-    def _entries(self, values: Tensor) -> Tensor:
-        """Look the entries of `[batch or 1, *shape]` up: `[batch, rows]`."""
+    def entries(self, values: Tensor) -> Tensor:
+        """The chosen entries, `[batch, rows]`."""
         return values.flatten(1).expand(self.index.shape[0], -1).gather(1, self.index)
 
-    def dot(self, values: Tensor) -> Tensor:
-        """The entries."""
-        found = self._entries(values)
-        return found if self.factor is None else found * self.factor
-
-    def abs_dot(self, values: Tensor) -> Tensor:
-        """The entries."""
-        found = self._entries(values)
-        return found if self.factor is None else found * self.factor.abs()
-
-    def scale(self, factor: Tensor) -> Selected:
-        """Factors multiply."""
-        found = self._entries(factor)
-        return replace(self, factor=found if self.factor is None else self.factor * found)
-
-    def split_scale(self, positive: Tensor, negative: Tensor) -> Selected:
-        """By the sign of the factor."""
-        if self.factor is None:
-            return self.scale(positive)
-        factor = split_by_sign(self.factor, self._entries(positive), self._entries(negative))
-        return replace(self, factor=factor)
-
     def pull(self, op: Pullable) -> Form:
-        """The op's own rows."""
+        """The chosen rows of the op's weights, times the factors."""
         return op.pull_selected(self)
 
     def times(self, rows: Tensor) -> Tensor:
-        """The op's rows `[batch, rows, ...]` with the factors."""
+        """The op's rows `[batch, rows, ...]`, each times its factor."""
         return rows if self.factor is None else rows * self.factor.reshape(*self.factor.shape, *(1,) * (rows.dim() - 2))
 
     def dense(self) -> Dense:
-        """One coefficient a row."""
+        """The coefficients written out: one of each row is not 0."""
         size = math.prod(self.shape)
         coef = torch.zeros(*self.index.shape, size, dtype=self.like.dtype, device=self.like.device)
         return Dense(self.times(coef.scatter(2, self.index.unsqueeze(2), 1.0).unflatten(2, self.shape)))
 
     def view(self, shape: Shape) -> Selected:
-        """Entries are counted in memory order, which a reshape keeps."""
+        """The same rows: entries are counted in memory order, which a reshape keeps."""
         return replace(self, shape=shape)
 
     def points(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Channel, line and column of each entry of an image, `[batch, rows]` each."""
+        """The channel, line and column of each entry of an image, each `[batch, rows]`."""
         _, height, width = self.shape
         pixel = self.index % (height * width)
         return self.index // (height * width), pixel // width, pixel % width
 
     def one_pixel(self) -> Windowed:
-        """At the points of the entries."""
+        """A window of one pixel at the point of each entry."""
         channel, line, column = self.points()
         eye = torch.eye(self.shape[0], dtype=self.like.dtype, device=self.like.device)
         coef = self.times(eye[channel][:, :, None, :, None])
@@ -166,7 +153,7 @@ class Selected(UnitRows):
 
 @dataclass(frozen=True)
 class Differences(FlatForm):
-    """Rows `value[label] - value[other]` of a flat node: the margins of a classifier's outputs."""
+    """Rows `value[label] - value[other]` of a flat node: the margins of a classifier."""
 
     label: Tensor  # [batch]
     others: Tensor  # [batch, rows]
@@ -175,38 +162,30 @@ class Differences(FlatForm):
 
     @property
     def shape(self) -> Shape:  # type: ignore[override]
-        """A flat node of `size` entries."""
+        """The node is flat and has `size` entries."""
         return (self.size,)
 
     @property
     def length(self) -> int:
-        """Two coefficients a row."""
+        """2: a row has two coefficients."""
         return 2
 
     def dot(self, values: Tensor) -> Tensor:
-        """Look the two entries up."""
+        """The difference of the two entries, `[batch, rows]`."""
         values = values.expand(self.label.shape[0], -1)
         return values.gather(1, self.label[:, None]) - values.gather(1, self.others)
 
     def abs_dot(self, values: Tensor) -> Tensor:
-        """Look the two entries up."""
+        """The sum of the two entries, `[batch, rows]`."""
         values = values.expand(self.label.shape[0], -1)
         return values.gather(1, self.label[:, None]) + values.gather(1, self.others)
 
-    def scale(self, factor: Tensor) -> Form:
-        """Written out."""
-        return self.dense().scale(factor)
-
-    def split_scale(self, positive: Tensor, negative: Tensor) -> Form:
-        """Written out."""
-        return self.dense().split_scale(positive, negative)
-
     def pull(self, op: Pullable) -> Form:
-        """The op may subtract rows of its weights."""
+        """Differences of rows of the op's weights (elision of the last layer)."""
         return op.pull_differences(self)
 
     def dense(self) -> Dense:
-        """+1 and -1 written out."""
+        """The coefficients written out: +1 at the label, -1 at the other class."""
         coef = torch.zeros(*self.others.shape, self.size, dtype=self.like.dtype, device=self.like.device).scatter(
             2, self.others[..., None], -1.0
         )

@@ -1,4 +1,4 @@
-"""Polyhedral envelope regularisation."""
+"""Polyhedral envelope regularisation (PER), Eq. (6) and Algorithm 2."""
 
 from __future__ import annotations
 
@@ -8,16 +8,7 @@ from polycert.bounding.methods import get_method
 from polycert.certification.envelope import Envelope, envelopes
 from polycert.errors import PolycertError
 from polycert.graph import Graph
-from polycert.losses.loss import (
-    ATTACK_STEP,
-    Loss,
-    attacked,
-    check_attack,
-    check_relaxation,
-    check_subsample,
-    clean,
-    require,
-)
+from polycert.losses.loss import ATTACK_STEP, Loss, check_relaxation, clean, require
 from polycert.losses.random_draws import Draws
 from polycert.sets.ball import Region
 
@@ -26,13 +17,13 @@ class PER(Loss):
     """Cross-entropy plus a hinge on the smallest signed distances to the polyhedral envelope (Eq. (6)).
 
     Args:
-        method: linearisation, `crown` (C-PER) or `forward` (I-PER).
-        alpha: distances of at least alpha are far enough.
-        gamma: weight of the term.
+        method: the bound method, `crown` (C-PER) or `forward` (I-PER).
+        alpha: the distance from which the hinge is 0.
+        gamma: the weight of the hinges.
         terms: T, how many of the smallest distances count.
-        at: PER+at (Algorithm 2): half of the cross-entropy on attacked inputs, distances from those.
-        subsample: B', the number of samples of the batch, drawn at random, on which the term is computed; None for all.
-        relaxation: how activations are enclosed.
+        at: PER+at (Algorithm 2): half of the cross-entropy is on attacked points, and distances are from those.
+        subsample: B', the number of samples of the batch, drawn at random, that have the term; None for all.
+        relaxation: the lines around activations, `parallel` or `adaptive`.
         attack_steps, attack_step: steps of the attack in training, and the size of one in units of eps.
 
     Examples:
@@ -52,36 +43,31 @@ class PER(Loss):
         attack_steps: int = 10,
         attack_step: float = ATTACK_STEP,
     ) -> None:
-        super().__init__()
+        super().__init__(attack_steps=attack_steps, attack_step=attack_step, subsample=subsample)
         if not get_method(method).sloped:
             raise PolycertError(f"PER needs linear bounds with a slope, which {method!r} has not: use crown or forward")
         check_relaxation(relaxation, method)
         require(alpha > 0, "alpha must be above 0", alpha)
         require(gamma >= 0, "gamma must be at least 0", gamma)
         require(terms >= 1, "terms must be at least 1", terms)
-        check_attack(attack_steps, attack_step)
-        check_subsample(subsample)
         self.method, self.relaxation = method, relaxation
         self.alpha, self.gamma, self.terms = alpha, gamma, terms
-        self.at, self.subsample = at, subsample
-        self.attack_steps, self.attack_step = attack_steps, attack_step
+        self.at = at
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
-        """Cross-entropy (half of it on attacked points with `at`) + the mean PER term."""
-        points = region.x
-        if self.at:
-            points = attacked(graph, region, y, draws, self.attack_steps, self.attack_step)
+        """The cross-entropy, half of it on attacked points with `at`, plus the mean PER term."""
+        points = self.attacked(graph, region, y, draws) if self.at else region.x
         fit = clean(graph, region.x, y, draws)
         if self.at:
             fit = (fit + clean(graph, points, y, draws)) / 2
         part = draws.choose(region.x, self.subsample, "subsample")
-        if not len(part.positions):  # all of the sub-sample is with other processes
+        if not len(part.positions):  # the whole sub-sample is with other processes
             return fit
         envelope = self.envelope(graph, region[part.positions], y[part.positions])
         return fit + part.mean(self.terms_of(envelope, points[part.positions]))
 
     def envelope(self, graph: Graph, region: Region, y: Tensor) -> Envelope:
-        """The envelope of the first relaxation, differentiable."""
+        """The envelope of each sample, differentiable in the parameters."""
         return envelopes(graph, region, y, self.method, self.relaxation, None)[0]
 
     def terms_of(self, envelope: Envelope, points: Tensor) -> Tensor:

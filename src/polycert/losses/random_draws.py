@@ -1,4 +1,4 @@
-"""Where the random numbers of a loss come from, and what a mean over a batch is."""
+"""The source of a loss's random numbers, and means over a batch that several processes share."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from polycert.runtime import keyed_random
 
 
 class Subsample(NamedTuple):
-    """Some samples of a batch: their positions, and what each weighs in the mean."""
+    """The positions of some samples of a batch, and the weight of each in the mean."""
 
     positions: Tensor
     weight: float
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of one value per sample of the part; 0 for an empty part."""
+        """The mean of one value per sample; 0 if there are none."""
         return values.sum() * self.weight
 
 
 class Draws(ABC):
-    """The random choices of one step. `purpose` keeps choices apart that must not depend on each other."""
+    """The random choices of one step. Choices of different `purpose` are independent."""
 
     @abstractmethod
     def size(self, x: Tensor) -> int:
-        """How many samples the whole batch has, x being a process's part of it."""
+        """The number of samples of the whole batch, of which `x` is this process's part."""
 
     @abstractmethod
     def of(self, positions: Tensor) -> Draws:
-        """The same draws for some of the samples at hand."""
+        """The same draws for some of this process's samples."""
 
     @abstractmethod
     def uniform(self, x: Tensor, purpose: str) -> Tensor:
@@ -40,18 +40,18 @@ class Draws(ABC):
 
     @abstractmethod
     def choose(self, x: Tensor, count: int | None, purpose: str) -> Subsample:
-        """`count` samples of the batch, each set of that size equally likely; all of them for None."""
+        """`count` samples of the batch, where all sets of that size are equally likely; all samples for None."""
 
 
 class TorchDraws(Draws):
-    """From torch's global generator: for a training loop of your own."""
+    """Draws from torch's global generator, for training loops of the caller's own."""
 
     def size(self, x: Tensor) -> int:
-        """One process has it all."""
+        """The number of samples in `x`: there is one process."""
         return len(x)
 
     def of(self, positions: Tensor) -> TorchDraws:
-        """The generator knows no samples."""
+        """The same draws: the generator does not depend on the samples."""
         return self
 
     def uniform(self, x: Tensor, purpose: str) -> Tensor:
@@ -59,7 +59,7 @@ class TorchDraws(Draws):
         return torch.rand_like(x)
 
     def choose(self, x: Tensor, count: int | None, purpose: str) -> Subsample:
-        """A random permutation's first samples."""
+        """The first samples of a random permutation."""
         if count is None or count >= len(x):
             return Subsample(torch.arange(len(x), device=x.device), 1 / len(x))
         return Subsample(torch.randperm(len(x), device=x.device)[:count], 1 / count)
@@ -67,15 +67,15 @@ class TorchDraws(Draws):
 
 @dataclass(frozen=True, eq=False)
 class KeyedDraws(Draws):
-    """A function of seed, epoch and a sample's index in its data set, and of nothing else.
+    """Draws that are a function of the seed, the epoch and the sample's index in its data set.
 
-    The batch may be spread over processes: each sees its own samples, the choice is among all, and the mean of the
+    Several processes may share the batch. Each has its own samples, samples are chosen from all, and the mean of the
     processes' means is the mean over the whole batch.
 
     Args:
-        seed, epoch: what the draws belong to.
-        index: positions in the data set of the samples at hand, `[batch]`, no two equal.
-        whole: the same of all processes' samples; `index` itself for one process.
+        seed, epoch: the keys of the draws.
+        index: the positions of this process's samples in the data set, `[batch]`, all different.
+        whole: the positions of all processes' samples; `index` itself for one process.
         processes: how many processes share the batch.
     """
 
@@ -86,21 +86,21 @@ class KeyedDraws(Draws):
     processes: int = 1
 
     def size(self, x: Tensor) -> int:
-        """Of all processes together."""
+        """The number of samples of all processes together."""
         return len(self.whole)
 
     def of(self, positions: Tensor) -> KeyedDraws:
-        """Each sample keeps its own."""
+        """The draws of some samples: each sample's draws stay the same."""
         return replace(self, index=self.index[positions.to(self.index.device)])
 
     def uniform(self, x: Tensor, purpose: str) -> Tensor:
-        """One number for each sample and feature."""
+        """Independent numbers in [0, 1) of the shape of x, keyed by sample and feature."""
         features = torch.arange(x[0].numel(), device=x.device)
         found = keyed_random.uniform(self.seed, self.epoch, purpose, self.index.to(x.device)[:, None], features)
         return found.reshape(x.shape).to(x.dtype)
 
     def choose(self, x: Tensor, count: int | None, purpose: str) -> Subsample:
-        """The samples with the smallest keys of the whole batch."""
+        """This process's samples among those with the `count` smallest keys of the whole batch."""
         total = self.size(x)
         if count is None or count >= total:
             return Subsample(torch.arange(len(x), device=x.device), self.processes / total)

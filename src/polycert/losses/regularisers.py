@@ -1,4 +1,4 @@
-"""Terms that may be added to any loss."""
+"""Terms that `Sum` adds to any loss."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from polycert.bounding.methods import get_method, passes
 from polycert.errors import PolycertError
 from polycert.graph import Graph, Network
-from polycert.losses.loss import Loss, check_subsample, require
+from polycert.losses.loss import Loss, require
 from polycert.losses.random_draws import Draws
 from polycert.sets.ball import Ball, Region
 
 
 class Sum(nn.Module):
-    """Several objectives added up; each has its own weight inside.
+    """The sum of several objectives, each of which has its own weight.
 
     Examples:
         >>> from polycert.losses import PER
@@ -28,12 +28,12 @@ class Sum(nn.Module):
         self.losses = nn.ModuleList(losses)
 
     def forward(self, net: Network, x: Tensor, y: Tensor, ball: Ball, draws: Draws | None = None) -> Tensor:
-        """The sum."""
+        """The sum of the objectives, a scalar."""
         return torch.stack([loss(net, x, y, ball, draws) for loss in self.losses]).sum()
 
 
 class L1(nn.Module):
-    """`weight * sum |w|` over all weights (not biases): fewer, smaller weights have tighter bounds."""
+    """`weight * sum |w|` over all weights, without biases. Bounds are tighter with fewer and smaller weights."""
 
     def __init__(self, weight: float) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class L1(nn.Module):
         self.weight = weight
 
     def forward(self, net: Network, x: Tensor, y: Tensor, ball: Ball, draws: Draws | None = None) -> Tensor:
-        """Of the parameters with more than one axis."""
+        """The term, a scalar, over the parameters with more than one axis."""
         sizes = [parameter.abs().sum() for parameter in net.parameters() if parameter.dim() > 1]
         if not sizes:
             raise PolycertError("L1 needs a network with weights to train: capture a module that has some")
@@ -49,26 +49,25 @@ class L1(nn.Module):
 
 
 class Stability(Loss):
-    """ReLU stability (Xiao et al. 2019): units whose bounds straddle 0 are pushed to one side.
+    """ReLU stability (Xiao et al. 2019): units whose bounds contain 0 are pushed to one side.
 
-    `weight * mean over samples of sum over units of -tanh(1 + lower * upper)`: fewer unstable units make exact proofs
-    cheaper.
+    The term is `weight` times the mean over samples of the sum over units of `-tanh(1 + lower * upper)`. Exact proofs
+    are cheaper with fewer unstable units.
 
     Args:
-        weight: weight of the term.
-        method: where the bounds of hidden units come from.
+        weight: the weight of the term.
+        method: the method of the pre-activation bounds.
         subsample: B', how many samples of the batch, drawn at random, are bounded; None for all.
     """
 
     def __init__(self, weight: float, *, method: str = "ibp", subsample: int | None = None) -> None:
-        super().__init__()
+        super().__init__(subsample=subsample)
         require(weight >= 0, "weight must be at least 0", weight)
         get_method(method)
-        check_subsample(subsample)
-        self.weight, self.method, self.subsample = weight, method, subsample
+        self.weight, self.method = weight, method
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
-        """See the class."""
+        """The term, a scalar; 0 for a network without activations."""
         part = draws.choose(region.x, self.subsample, "subsample")
         if not len(part.positions) or not graph.activations:
             return 0 * graph.forward(region.x).sum()

@@ -1,26 +1,17 @@
-"""Losses on the worst case that bounds allow: KW, IBP, CROWN-IBP, and mixtures with the adversarial loss."""
+"""Losses on the worst case that bounds allow: KW, IBP, CROWN-IBP, and their mixtures with an adversarial loss."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor
 
 from polycert.bounding.backward import LOWER, Bound, Pass, final_by_backward
 from polycert.bounding.methods import final_by_interval, get_method, passes
 from polycert.certification.envelope import margin_rows
 from polycert.graph import Graph
-from polycert.losses.loss import (
-    ATTACK_STEP,
-    Loss,
-    attacked,
-    check_attack,
-    check_relaxation,
-    check_subsample,
-    clean,
-    require,
-    worst_case,
-)
+from polycert.losses.loss import ATTACK_STEP, Loss, check_relaxation, clean, require
 from polycert.losses.random_draws import Draws
 from polycert.sets.ball import Region
 
@@ -28,34 +19,29 @@ from polycert.sets.ball import Region
 class WorstCase(Loss):
     """Cross-entropy of the worst logits that lower bounds of the margins allow, on B' samples of the batch."""
 
-    def __init__(self, subsample: int | None) -> None:
-        super().__init__()
-        check_subsample(subsample)
-        self.subsample = subsample
-
     @abstractmethod
     def margins(self, graph: Graph, region: Region, y: Tensor) -> Tensor:
         """Lower bounds of the margins over the region, `[batch, classes - 1]`."""
 
     def worst(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
-        """Mean worst-case cross-entropy over the sub-sample."""
+        """The mean worst-case cross-entropy over the sub-sample."""
         part = draws.choose(region.x, self.subsample, "subsample")
-        if not len(part.positions):  # all of the sub-sample is with other processes
+        if not len(part.positions):  # the whole sub-sample is with other processes
             return 0 * graph.forward(region.x).sum()
         at = part.positions
         return part.mean(worst_case(self.margins(graph, region[at], y[at])))
 
 
 class KW(WorstCase):
-    """The worst case by backward bounds with one slope (Wong and Kolter 2018; Fast-Lin for ReLU).
+    """The worst case by backward bounds with one slope (Wong and Kolter 2018; for ReLU this is Fast-Lin).
 
     Args:
-        method, relaxation: where the bounds come from.
+        method, relaxation: the bound method and its relaxation.
         subsample: B', how many samples of the batch, drawn at random, are bounded; None for all.
     """
 
     def __init__(self, *, method: str = "crown", relaxation: str = "parallel", subsample: int | None = None) -> None:
-        super().__init__(subsample)
+        super().__init__(subsample=subsample)
         check_relaxation(relaxation, method)
         self.method, self.relaxation = method, relaxation
 
@@ -64,7 +50,7 @@ class KW(WorstCase):
         return self.worst(graph, region, y, draws)
 
     def margins(self, graph: Graph, region: Region, y: Tensor) -> Tensor:
-        """Of the first relaxation."""
+        """Lower bounds of the margins by the chosen method."""
         return _backward_margins(graph, region, y, self.method, self.relaxation)
 
 
@@ -77,24 +63,24 @@ class IBP(WorstCase):
     """
 
     def __init__(self, *, kappa: float = 0.5, subsample: int | None = None) -> None:
-        super().__init__(subsample)
+        super().__init__(subsample=subsample)
         require(0 <= kappa <= 1, "kappa must be in [0, 1]", kappa)
         self.kappa = kappa
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
-        """`kappa CE(x) + (1 - kappa) CE(worst case)`; a part without weight is not computed."""
+        """`kappa CE(x) + (1 - kappa) CE(worst case)`; a part with weight 0 is not computed."""
         if self.kappa == 0:
             return self.worst(graph, region, y, draws)
         fit = self.kappa * clean(graph, region.x, y, draws)
         return fit if self.kappa == 1 else fit + (1 - self.kappa) * self.worst(graph, region, y, draws)
 
     def margins(self, graph: Graph, region: Region, y: Tensor) -> Tensor:
-        """By intervals, the last affine layers fused with the margins."""
+        """Lower bounds by intervals, after fusion of the margins with the last affine layers."""
         return _interval_margins(graph, _interval_pass(graph, region), y)
 
 
 class CrownIBP(IBP):
-    """CROWN-IBP (Zhang et al. 2020): backward bounds on top of intervals, mixed with plain intervals.
+    """CROWN-IBP (Zhang et al. 2020): backward bounds with interval pre-activation bounds, mixed with IBP.
 
     Args:
         kappa: weight of the clean loss.
@@ -108,7 +94,7 @@ class CrownIBP(IBP):
         self.beta = beta
 
     def margins(self, graph: Graph, region: Region, y: Tensor) -> Tensor:
-        """`beta lb(crown-ibp) + (1 - beta) lb(ibp)`: one set of intervals serves both."""
+        """`beta lb(crown-ibp) + (1 - beta) lb(ibp)`; both use the same intervals."""
         run = _interval_pass(graph, region)
         if self.beta == 0:
             return _interval_margins(graph, run, y)
@@ -136,30 +122,29 @@ class Mixture(WorstCase):
         attack_step: float = ATTACK_STEP,
         subsample: int | None = None,
     ) -> None:
+        super().__init__(attack_steps=attack_steps, attack_step=attack_step, subsample=subsample)
         require(0 <= mix <= 1, "mix must be in [0, 1]", mix)
-        check_attack(attack_steps, attack_step)
-        super().__init__(subsample)
-        self.mix, self.attack_steps, self.attack_step = mix, attack_steps, attack_step
+        self.mix = mix
 
     def value(self, graph: Graph, region: Region, y: Tensor, draws: Draws) -> Tensor:
         """`(1 - mix) CE(x') + mix CE(worst case)`."""
-        points = attacked(graph, region, y, draws, self.attack_steps, self.attack_step)
+        points = self.attacked(graph, region, y, draws)
         return (1 - self.mix) * clean(graph, points, y, draws) + self.mix * self.worst(graph, region, y, draws)
 
 
 class MTLIBP(Mixture):
-    """The mixture with the worst case of `IBP`: MTL-IBP."""
+    """MTL-IBP: the mixture with the worst case of `IBP`."""
 
     def margins(self, graph: Graph, region: Region, y: Tensor) -> Tensor:
-        """By intervals, as in `IBP`."""
+        """Lower bounds by intervals, as in `IBP`."""
         return _interval_margins(graph, _interval_pass(graph, region), y)
 
 
 class MTLKW(Mixture):
-    """The mixture with the worst case of `KW`, whose bounds are tighter and dearer."""
+    """MTL-KW: the mixture with the worst case of `KW`, whose bounds are tighter and cost more."""
 
     def margins(self, graph: Graph, region: Region, y: Tensor) -> Tensor:
-        """By backward bounds with one slope, as in `KW`."""
+        """Lower bounds by backward passes with one slope, as in `KW`."""
         return _backward_margins(graph, region, y, "crown", "parallel")
 
 
@@ -179,5 +164,14 @@ def _interval_margins(graph: Graph, run: Pass, y: Tensor) -> Tensor:
 
 
 def _lower(region: Region, bound: Bound) -> Tensor:
-    """Numbers from a linear lower bound."""
+    """The least values of linear lower bounds over the region, `[batch, rows]`."""
     return region.concretise(bound.form, joint=True)[0] + bound.offset
+
+
+def worst_case(margins: Tensor) -> Tensor:
+    """The cross-entropy of the logits 0 for the label and `-margin` for each other class, `[batch]`.
+
+    With lower bounds of the margins over a set, this is an upper bound of the cross-entropy in the set.
+    """
+    zero = torch.zeros_like(margins[:, :1])
+    return torch.cat([zero, -margins], 1).logsumexp(1)

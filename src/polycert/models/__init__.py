@@ -1,1 +1,1 @@
-"""Architectures, and the files that hold models."""
+"""Architectures and model files."""

@@ -1,4 +1,4 @@
-"""Architectures as plain lists of layers, so that a weights file can carry its own."""
+"""Architectures as lists of layers, which a file of weights can contain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polycert.runtime import limits
 
 Layer = dict[str, Any]
 Architecture = list[Layer]
-PLACES = {"device", "dtype"}  # what torch's layers take, but no architecture decides
+NOT_ARCHITECTURE = {"device", "dtype"}  # arguments of torch's layers that no architecture decides
 
 _LAYERS: dict[str, Callable[..., nn.Module]] = {
     "linear": nn.Linear,
@@ -38,8 +38,8 @@ def build(architecture: Architecture) -> nn.Sequential:
         kind = layer.get("type")
         if kind not in _LAYERS:
             raise PolycertError(f"layer {position} has unknown type {kind!r}: known are {', '.join(_LAYERS)}")
-        if PLACES & arguments.keys():
-            raise PolycertError(f"layer {position} ({kind}) must not say its device or dtype: the weights do")
+        if NOT_ARCHITECTURE & arguments.keys():
+            raise PolycertError(f"layer {position} ({kind}) must not give a device or dtype: the weights decide these")
         try:
             modules.append(_LAYERS[kind](**arguments))
         except TypeError as error:
@@ -64,7 +64,7 @@ def cnn(
     channels: tuple[int, int] = (16, 32),
     hidden: int = 100,
 ) -> Architecture:
-    """The paper's CNN: two convolutions 4×4, stride 2, padding 1, and a hidden layer."""
+    """The paper's CNN: two convolutions 4×4 with stride 2 and padding 1, then one hidden layer."""
     first, second = channels
     window = {"kernel_size": 4, "stride": 2, "padding": 1}
     flat = second * (input_shape[1] // 4) * (input_shape[2] // 4)
@@ -81,7 +81,7 @@ def cnn(
 
 
 def large_budget(input_shape: Sequence[int], classes: int = 10, activation: str = "relu") -> Architecture:
-    """Model E of the paper's table of large budgets: two convolutions 5×5, one 4×4 of stride 4, and a hidden layer."""
+    """Model E of the paper's Table 3: two convolutions 5×5, one 4×4 with stride 4, then one hidden layer."""
     wide = {"kernel_size": 5, "stride": 1, "padding": 1}
     flat = 8 * ((input_shape[1] - 4) // 4) * ((input_shape[2] - 4) // 4)
     return [

@@ -1,4 +1,4 @@
-"""Model files: read without ever executing a pickle, written whole or not at all."""
+"""Model files. Reading never executes a pickle; a file is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Weights = dict[str, Tensor]
 
 
 class ModelFile(NamedTuple):
-    """A module in evaluation mode, the shape of its inputs, and what its file says of it."""
+    """A module in evaluation mode, the shape of its inputs, and what its file says about it."""
 
     module: nn.Module
     input_shape: Shape
@@ -49,7 +49,7 @@ def load(
         path: `.onnx`; `.safetensors` with its architecture (see `save`); `.npz` with its entry in an `index.json`
             beside or above it; or a factory `package.module:function` that returns a module, or (module, input shape).
         weights: for a factory: `.safetensors`, `.npz`, or a `.pt` state dict (read with `weights_only`).
-        device: where its weights shall be.
+        device: the device of its weights.
     """
     text, where = os.fspath(path), checked_device(device)
     if Path(text).suffix == ".onnx":
@@ -60,7 +60,7 @@ def load(
 
 
 def load_module(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> ModelFile:
-    """As `load`, but the module itself."""
+    """As `load`, but returns the module and what its file says about it."""
     text = os.fspath(path)
     suffix = Path(text).suffix
     if suffix in _READERS:
@@ -80,22 +80,22 @@ def _refuse_weights(text: str, weights: str | os.PathLike[str] | None) -> None:
 
 
 def save(module: nn.Module, path: str | os.PathLike[str], architecture: Architecture, input_shape: Shape) -> None:
-    """Write weights with their architecture as `.safetensors`, under a temporary name first."""
+    """Write the module's weights with their architecture to a `.safetensors` file, whole or not at all."""
     target = Path(path)
     if target.suffix != ".safetensors":
         raise PolycertError(f"models are saved as .safetensors, not {target.name!r}")
     if not target.resolve().parent.is_dir():
         raise PolycertError(f"cannot write {str(target)!r}: its folder does not exist; make it first")
     tensors = {key: value.detach().clone().contiguous() for key, value in module.state_dict().items()}
-    with torch.random.fork_rng(devices=[]):  # a module made for a check must not move the caller's random numbers
-        _filled(build(architecture), tensors, target)  # what is written must be readable
+    with torch.random.fork_rng(devices=[]):  # making this module must not advance the caller's random numbers
+        _filled(build(architecture), tensors, target)  # checks that the file will be readable
     metadata = {"architecture": json.dumps(architecture), "input_shape": json.dumps(list(input_shape))}
     with whole_file(target) as name:
         name.write_bytes(_ordered(safetensors.torch.save(tensors, metadata)))
 
 
 def _ordered(content: bytes) -> bytes:
-    """A `.safetensors` file with the keys of its header in order, which the library leaves to chance."""
+    """The bytes of a `.safetensors` file with the keys of its header sorted: the library's order is random."""
     length = int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8 : 8 + length]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
@@ -130,9 +130,9 @@ def _from_npz(path: Path) -> ModelFile:
 
 
 def _described(architecture: Any, input_shape: Any, weights: Weights, path: Path) -> ModelFile:
-    """A module as plain values describe it, with the weights.
+    """The module of an architecture with these weights.
 
-    It is made without memory first: only if the weights fit, which are as large as their file, it is made in earnest.
+    It is built without memory first, and with memory only if the weights fit, as these are no larger than their file.
     """
     try:
         with torch.device("meta"):
@@ -146,7 +146,7 @@ def _described(architecture: Any, input_shape: Any, weights: Weights, path: Path
 
 
 def _check_fit(module: nn.Module, weights: Weights) -> None:
-    """Every tensor of the module is among the weights, in its shape; numbers such as counters may be left out."""
+    """Raise `PolycertError` unless each tensor of the module has a weight of its shape; scalars may be missing."""
     for name, tensor in module.state_dict().items():
         found = weights.get(name)
         if tensor.dim() and (found is None or found.shape != tensor.shape):
@@ -201,7 +201,7 @@ def _from_factory(text: str, weights: str | os.PathLike[str] | None) -> ModelFil
 
 
 def read_weights(path: Path) -> Weights:
-    """A state dict from `.safetensors`, `.npz` or `.pt`."""
+    """The state dict in a `.safetensors`, `.npz` or `.pt` file."""
     if path.suffix == ".safetensors":
         return _read_safetensors(path)[0]
     if path.suffix == ".npz":
@@ -215,7 +215,7 @@ def read_weights(path: Path) -> Weights:
     except Exception as error:
         raise PolycertError(
             f"cannot read {path.name} safely, without executing what it holds ({type(error).__name__}): "
-            "save model.state_dict() anew, or as .safetensors"
+            "save model.state_dict() again, or as .safetensors"
         ) from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise PolycertError(f"{path.name} is not a state dict of tensors: save model.state_dict()")
@@ -229,11 +229,11 @@ def _plain(tensor: Tensor) -> bool:
 
 
 def _refuse_packed(path: Path) -> None:
-    """torch never packs what it saves: what is packed could grow without bounds."""
+    """Raise `PolycertError` if a `.pt` file is packed. torch never packs, and packed content may unpack to any size."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if any(member.file_size != member.compress_size for member in archive.infolist()):
-                raise PolycertError(f"{path.name} is packed, which torch.save never does: save it with torch anew")
+                raise PolycertError(f"{path.name} is packed, which torch.save never does: save it again with torch")
 
 
 def _read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
@@ -253,12 +253,12 @@ def _read_npz(path: Path) -> Weights:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """The same numbers in this machine's order of bytes."""
+    """The array in this machine's byte order."""
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:
-    """The module with the weights, in their own floating-point type."""
+    """The module with the weights, in the weights' floating-point type and in evaluation mode."""
     kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point() or tensor.is_complex()}
     if not kinds <= {torch.float32, torch.float64}:
         names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))

@@ -1,1 +1,1 @@
-"""What the machine, files and processes are: limits, locks, threads, random numbers; no network is known here."""
+"""The machine: limits on files, locks, threads, processes, keyed random numbers."""

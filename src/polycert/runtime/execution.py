@@ -1,7 +1,7 @@
-"""How work runs on the machine: threads, processes and the locks between them, and what torch is told about arithmetic.
+"""Threads, processes, file locks, and the settings of torch's arithmetic that proofs need.
 
-Torch lets go of the interpreter while it computes, so threads share one copy of the network; each then works best with
-torch's own threads set to one, which is the caller's choice.
+torch releases the interpreter's lock while it computes, so threads can share one network. The caller should then set
+torch's own threads to one.
 """
 
 from __future__ import annotations
@@ -34,58 +34,58 @@ Progress = Callable[[int, int], None]  # samples done, samples in all
 def over_batches(
     work: Callable[[slice], Result], total: int, batch: int, threads: int = 1, progress: Progress | None = None
 ) -> list[Result]:
-    """`work` on slices of `batch` of all samples."""
-    parts = [slice(begin, min(begin + batch, total)) for begin in range(0, total, batch)]
-    found: list[Result] = []
-    for part, result in zip(parts, _mapped(work, parts, threads), strict=True):
-        found.append(result)
+    """The results of `work` on slices of at most `batch` of the `total` samples, in order."""
+    batches = [slice(begin, min(begin + batch, total)) for begin in range(0, total, batch)]
+    results: list[Result] = []
+    for here, result in zip(batches, _mapped(work, batches, threads), strict=True):
+        results.append(result)
         if progress is not None:
-            progress(part.stop, total)
-    return found
+            progress(here.stop, total)
+    return results
 
 
-def _mapped(work: Callable[[slice], Result], parts: list[slice], threads: int) -> Iterator[Result]:
-    """Results in order; parts that are not begun when the caller stops are dropped."""
+def _mapped(work: Callable[[slice], Result], batches: list[slice], threads: int) -> Iterator[Result]:
+    """Yield the results in order. If the caller stops early, batches that have not started are cancelled."""
     if threads == 1:
-        yield from map(work, parts)
+        yield from map(work, batches)
         return
     pool = ThreadPoolExecutor(threads)
     try:
-        yield from pool.map(work, parts)
+        yield from pool.map(work, batches)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process's place among all."""
+    """The rank of this process among `count` processes that share the work."""
 
     rank: int = 0
     count: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this one writes and speaks."""
+        """Whether this is the process that prints and writes files."""
         return self.rank == 0
 
     def wrap(self, objective: nn.Module) -> nn.Module:
-        """Gradients of the objective averaged over the processes; the objective is all that is called."""
+        """The objective with its gradients averaged over the processes. Call the result, not its submodules."""
         return objective if self.count == 1 else DistributedDataParallel(objective)
 
     def share(self, blocks: int) -> range:
-        """This process's run of so many blocks of work; the processes' shares in order are all of it."""
+        """The consecutive blocks of work that are this process's share."""
         return range(self.rank * blocks // self.count, (self.rank + 1) * blocks // self.count)
 
     def gather(self, items: list[Item]) -> list[Item]:
-        """The first process gets all processes' items, in order; the others none."""
+        """The items of all processes in order of rank, on the first process; an empty list on the others."""
         if self.count == 1:
             return items
-        found: list[list[Item]] | None = [[] for _ in range(self.count)] if self.first else None
-        dist.gather_object(items, found)
-        return [item for part in found or [] for item in part]
+        lists: list[list[Item]] | None = [[] for _ in range(self.count)] if self.first else None
+        dist.gather_object(items, lists)
+        return [item for part in lists or [] for item in part]
 
     def mean(self, value: Tensor) -> Tensor:
-        """A number averaged over the processes."""
+        """The mean of `value` over the processes."""
         if self.count > 1:
             value = value.clone()
             dist.all_reduce(value)
@@ -94,14 +94,14 @@ class Processes:
 
 
 def own_device(name: str) -> torch.device:
-    """A device by name; without a number, each of several processes takes its own."""
+    """The device of that name. If `cuda` has no number, each process takes the GPU of its local rank."""
     device = torch.device(name)
     local = os.environ.get("LOCAL_RANK")
     return torch.device(device.type, int(local)) if device.type == "cuda" and device.index is None and local else device
 
 
 def checked_device(device: torch.device | str, dtype: torch.dtype = torch.float32) -> torch.device:
-    """As `own_device`, if it can do arithmetic in `dtype`; else a clear error."""
+    """As `own_device`; raises `PolycertError` if the device cannot compute in `dtype`."""
     try:
         found = own_device(str(device))
         torch.zeros(1, dtype=dtype, device=found).add(1).item()
@@ -115,13 +115,13 @@ def checked_device(device: torch.device | str, dtype: torch.dtype = torch.float3
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
-    """Join the others if `torchrun` started this process, else be alone."""
+    """Join the process group if `torchrun` started this process; else there is one process."""
     if not dist.is_available() or not dist.is_torchelastic_launched():
         yield Processes()
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # One process may have long work left while the others wait for it to gather.
+    # The processes that finish early wait in `gather` for the slowest one.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=30))
     try:
         yield Processes(dist.get_rank(), dist.get_world_size())
@@ -129,32 +129,32 @@ def processes(device: torch.device) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)  # by system
+LOCK_TAKEN = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)  # which of them, depends on the system
 
 if sys.platform == "win32":
     import msvcrt
 
-    FAR = 2**30  # a locked byte cannot be read by others
+    LOCKED_BYTE = 2**30  # beyond the content: other processes cannot read a locked byte
 
-    def _take(file: BinaryIO) -> None:
-        file.seek(FAR)
+    def _lock_or_fail(file: BinaryIO) -> None:
+        file.seek(LOCKED_BYTE)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 
 else:
     import fcntl
 
-    def _take(file: BinaryIO) -> None:
+    def _lock_or_fail(file: BinaryIO) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def lock(file: BinaryIO, path: Path) -> None:
-    """Lock an open file until it is closed, or refuse if another has locked it."""
+    """Lock an open file until it is closed; raises `PolycertError` if another process holds the lock."""
     try:
-        _take(file)
+        _lock_or_fail(file)
     except OSError as error:
-        if error.errno in HELD:
+        if error.errno in LOCK_TAKEN:
             raise _in_use(path) from None
-        # Some network drives have no locks; checksums still tell which lines two writers have mixed up.
+        # Some network drives have no locks. The lines' checksums still show what two writers have mixed up.
         warnings.warn(
             f"{path} cannot be locked ({reason(error)}): make sure that no second process writes to it",
             PolycertWarning,
@@ -164,15 +164,15 @@ def lock(file: BinaryIO, path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """An empty file that is there, and locked, as long as the block runs."""
+    """Create an empty lock file, hold its lock during the block, and remove it afterwards."""
     with path.open("ab") as file:
         lock(file, path)
         if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            raise _in_use(path)  # its owner was just removing it
+            raise _in_use(path)  # the process that held the lock has just removed the file
         try:
             yield
         finally:
-            if sys.platform != "win32":  # which removes no open file
+            if sys.platform != "win32":  # Windows cannot remove an open file
                 path.unlink(missing_ok=True)
 
 
@@ -181,28 +181,28 @@ def _in_use(path: Path) -> PolycertError:
 
 
 class _NoContext:
-    """Stands for autograd's notebook where nothing has to be remembered: forwards use no more of it than this."""
+    """Replaces autograd's context `ctx` where gradients are off: it saves nothing."""
 
     def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
-        """Not needed."""
+        """Discard the tensors: there will be no backward pass."""
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """`function.apply`, or its forward alone where gradients are off: autograd's part costs as much as a product."""
+    """The function's value. Where gradients are off, `forward` is called directly: `function.apply` costs more."""
     if torch.is_grad_enabled():
         return function.apply(*arguments)
     return function.forward(_NoContext(), *arguments)
 
 
-class _Switch:
-    """A switch of torch's that all threads share: off while at least one of them wants it so, then as it was."""
+class _NnpackSwitch:
+    """torch's NNPACK flag, which all threads share: off while any thread needs it off, then restored."""
 
     def __init__(self) -> None:
         self._lock, self._users, self._before = threading.Lock(), 0, (True,)
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Off for the time of the block, whoever else enters or leaves."""
+        """Keep the flag off during the block, even if another thread leaves its own block meanwhile."""
         with self._lock:
             if self._users == 0:
                 self._before = torch.backends.nnpack.set_flags(False)
@@ -216,29 +216,29 @@ class _Switch:
                     torch.backends.nnpack.set_flags(*self._before)
 
 
-_FAST_TRANSFORMS = _Switch()
+_NNPACK = _NnpackSwitch()  # the flag is global in torch, so its switch is as well
 
 
 @contextmanager
 def plain_products(device: torch.device) -> Iterator[None]:
-    """Products as plain sums in the type of their operands: the error model knows no fast transforms, no autocast."""
-    mixed = torch.is_autocast_enabled(device.type)
-    with _FAST_TRANSFORMS.off(), torch.autocast(device.type, enabled=False) if mixed else nullcontext():
+    """Turn off fast transforms (Winograd) and autocast, which the error model of `sets.interval` does not cover."""
+    autocast = torch.is_autocast_enabled(device.type)
+    with _NNPACK.off(), torch.autocast(device.type, enabled=False) if autocast else nullcontext():
         yield
 
 
 def flushes() -> bool:
-    """Whether the processor takes numbers below the smallest normal one for 0 in this thread."""
+    """Whether this thread flushes subnormal numbers to 0."""
     return bool(torch.full((1,), 1e-310, dtype=torch.float64).mul_(2) == 0)
 
 
 def full_precision(device: torch.device) -> bool:
-    """Whether float32 products are computed in float32: on a processor, with no faster mode switched on."""
+    """Whether float32 products are computed in float32: on a CPU, without TF32, bfloat16 or the like."""
     backends = torch.backends.mkldnn
     modes = [getattr(getattr(backends, name, None), "fp32_precision", "none") for name in ("matmul", "conv")]
     if device.type != "cpu" or any(mode not in ("none", "ieee") for mode in modes):
         return False
     try:
         return torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # mixed settings have no common name
+    except RuntimeError:  # torch raises if the settings of its libraries differ
         return False

@@ -1,7 +1,7 @@
-"""How large what a file declares may be: one set of limits, looked at before anything is allocated.
+"""Limits on what a file may declare, checked before anything is allocated.
 
-Every reader takes its bytes, texts and shapes through here. `POLYCERT_LARGEST_FILE`, a number of GiB, moves the limit
-on files of weights and samples; the others are far beyond what networks and properties need.
+Every reader of files goes through this module. `POLYCERT_LARGEST_FILE`, a number of GiB, sets the limit on files of
+weights and samples. The other limits are far above what networks and properties need.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ GIB = 2**30
 PROTOBUF = 2**31 - 1  # bytes of an ONNX file: what a protobuf can hold
 TEXT = GIB // 4  # bytes of a property or of JSON, unpacked
 RECIPE = 2**20  # bytes of TOML
-EASY = GIB // 4  # bytes that may be unpacked from however few
-RATIO = 100  # beyond that, how many times its packed size a content may be
+UNPACKED = GIB // 4  # bytes that any file may unpack to
+RATIO = 100  # above that, the largest ratio of unpacked to packed size
 ENTRIES = 2**27  # of a stored tensor
-VALUES = 2**25  # of a network's input, or of any value on the way, for one sample
+VALUES = 2**25  # entries of a network's input, or of any value that it computes, for one sample
 RANK = 8
 LAYERS = 10_000
-DEEPEST = 64  # lists in lists, tables in tables, parentheses in parentheses
+DEEPEST = 64  # levels of nested lists, tables or parentheses
 VARIABLES = 10_000_000  # of a property
-CASES = 100_000  # that a property's condition falls into
-CONSTRAINTS = 2**25  # of all cases together
+CASES = 100_000  # clauses of a property's condition in disjunctive normal form
+CONSTRAINTS = 2**25  # of all clauses together
 BITS = 2**15  # of a numerator or denominator
-PIECE = 2**20
+PIECE = 2**20  # bytes that are read at a time
 
 Shape = tuple[int, ...]
 
@@ -53,12 +53,12 @@ class Readable(Protocol):
     """A stream of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """At most so many bytes; none at the end."""
+        """At most `size` bytes; none at the end."""
         ...
 
 
 def largest_file() -> int:
-    """Bytes of a file of weights or samples, packed or not: 16 GiB unless the environment says otherwise."""
+    """The most bytes of a file of weights or samples, packed or not: 16 GiB, or `POLYCERT_LARGEST_FILE`."""
     text = os.environ.get("POLYCERT_LARGEST_FILE", "16")
     try:
         size = float(text) * GIB
@@ -70,34 +70,31 @@ def largest_file() -> int:
 
 
 def checked_size(path: Path, most: int | None = None) -> int:
-    """A file's bytes on disk, or a clear error if there are more than `most`."""
+    """A file's size in bytes; raises `PolycertError` if it is above `most` (`largest_file` if that is None)."""
     limit = largest_file() if most is None else most
     try:
         size = path.stat().st_size
     except OSError as error:
         raise PolycertError(f"cannot read {path.name}: {error.strerror}") from None
     if size > limit:
-        raise PolycertError(f"{path.name} has {size} bytes, at most {limit} are read{_hint(most)}")
+        hint = ": set POLYCERT_LARGEST_FILE to more GiB" if most is None else ""
+        raise PolycertError(f"{path.name} has {size} bytes, at most {limit} are read{hint}")
     return size
 
 
-def room(packed: int, most: int | None = None) -> int:
-    """How many bytes may be unpacked from so many."""
-    return min(largest_file() if most is None else most, max(EASY, RATIO * packed))
-
-
-def _hint(most: int | None) -> str:
-    return ": set POLYCERT_LARGEST_FILE to more GiB" if most is None else ""
+def most_unpacked(packed: int, most: int | None = None) -> int:
+    """The most bytes that a file of `packed` bytes may unpack to, and never more than `most`."""
+    return min(largest_file() if most is None else most, max(UNPACKED, RATIO * packed))
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """A file's bytes, unpacked if its name ends in `.gz`, at most `most` (of weights and samples: `largest_file`)."""
+    """A file's bytes, unpacked if its name ends in `.gz`; at most `most` (`largest_file` if that is None)."""
     size = checked_size(path, most)
     try:
         if path.suffix != ".gz":
             return path.read_bytes()
         with gzip.open(path) as file:
-            return b"".join(pieces(file, room(size, most), path.name))
+            return b"".join(pieces(file, most_unpacked(size, most), path.name))
     except OSError as error:
         raise PolycertError(f"cannot read {path.name}: {error.strerror or reason(error)}") from None
     except (EOFError, zlib.error) as error:
@@ -105,7 +102,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 
 def pieces(file: Readable, most: int, name: str) -> Iterator[bytes]:
-    """What a stream gives, up to `most` bytes; a clear error if there are more."""
+    """Yield a stream's bytes; raises `PolycertError` if there are more than `most`."""
     total = 0
     while piece := file.read(PIECE):
         total += len(piece)
@@ -123,22 +120,23 @@ def read_text(path: Path, most: int = TEXT) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON says; a `ValueError` if it is malformed or nested too deeply."""
+    """The value that JSON text describes; raises `ValueError` if it is malformed or nested too deeply."""
     try:
-        return _flat_enough(json.loads(text))
+        return _checked_depth(json.loads(text))
     except RecursionError:
         raise _too_deep() from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What TOML says; a `ValueError` if it is malformed or nested too deeply."""
+    """The table that TOML text describes; raises `ValueError` if it is malformed or nested too deeply."""
     try:
-        return cast(dict[str, Any], _flat_enough(tomllib.loads(text)))
+        return cast(dict[str, Any], _checked_depth(tomllib.loads(text)))
     except RecursionError:
         raise _too_deep() from None
 
 
-def _flat_enough(value: Any) -> Any:
+def _checked_depth(value: Any) -> Any:
+    """The value itself; raises `PolycertError` if its lists and tables are nested deeper than `DEEPEST`."""
     level = [value]
     for _ in range(DEEPEST):
         level = [inner for item in level for inner in _inside(item)]
@@ -158,34 +156,29 @@ def _too_deep() -> PolycertError:
 
 
 def checked_shape(sizes: Sequence[int], what: str, most: int = ENTRIES) -> Shape:
-    """A shape of reasonable size."""
+    """The sizes as a shape; raises `PolycertError` if there are more than `most` entries or `RANK` axes."""
     shape = tuple(int(n) for n in sizes[: RANK + 1])
     if any(n < 0 for n in shape) or len(shape) > RANK or math.prod(shape) > most:
-        listed = "×".join(_short(n) for n in shape)
+        listed = "×".join(str(n) if abs(n) < 2**64 else "2^64 or more" for n in shape)
         raise PolycertError(f"{what} would have shape {listed}: at most {most} entries in {RANK} axes are supported")
     return shape
 
 
-def _short(size: int) -> str:
-    """A size in digits, however large."""
-    return str(size) if abs(size) < 2**64 else "2^64 or more"
-
-
 ENDING = ".npy"
-PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes; others may need gigabytes to unpack
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those that numpy writes; others may unpack to gigabytes
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-# What zipfile and numpy raise for damaged files, beside their own errors.
-_DAMAGE = (
+# What zipfile and numpy raise for damaged files.
+_DAMAGED = (
     *(OSError, ValueError, TypeError, EOFError, RuntimeError, NotImplementedError, SyntaxError, MemoryError),
     *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, AttributeError, KeyError, OverflowError),
 )
 
 
 def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` file by name; of those in `names`, if given, only the ones that are there.
+    """The arrays of an `.npz` file by name. With `names`, only these, and only those that the file has.
 
     Raises:
-        PolycertError: if the file is no archive of plain arrays, is damaged, or would unpack to too much.
+        PolycertError: if the file is not an archive of plain arrays, is damaged, or would unpack to too many bytes.
     """
     try:
         packed = checked_size(path)
@@ -198,15 +191,15 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, n
             members = {m.filename.removesuffix(ENDING): m for m in archive.infolist()}
             wanted = members.keys() if names is None else [name for name in names if name in members]
             _check_total([members[name] for name in wanted], packed)
-            return {name: _member(archive, members[name]) for name in wanted}
+            return {name: _read_member(archive, members[name]) for name in wanted}
     except PolycertError as error:
         raise PolycertError(f"cannot read {path.name} as plain arrays: {error}") from None
-    except _DAMAGE as error:
+    except _DAMAGED as error:
         raise PolycertError(f"cannot read {path.name} as plain arrays: {reason(error)[:200]}") from None
 
 
 def _check_total(members: list[zipfile.ZipInfo], packed: int) -> None:
-    total, most = sum(member.file_size for member in members), room(packed)
+    total, most = sum(member.file_size for member in members), most_unpacked(packed)
     if total > most:
         raise PolycertError(
             f"its arrays would take {total} bytes, at most {most} are unpacked from {packed}: "
@@ -215,7 +208,7 @@ def _check_total(members: list[zipfile.ZipInfo], packed: int) -> None:
 
 
 class Header(NamedTuple):
-    """What an array's own header declares."""
+    """The header of an `.npy` array."""
 
     shape: Shape
     by_columns: bool
@@ -227,9 +220,9 @@ class Header(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     if member.compress_type not in PACKINGS:
-        raise PolycertError(f"{member.filename!r} is packed in another way than numpy's")
+        raise PolycertError(f"{member.filename!r} is packed in a way that numpy never uses: save it with numpy")
     with archive.open(member) as stream:
         file = cast(BinaryIO, stream)
         header = _header(file, member)
@@ -239,10 +232,10 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _header(file: BinaryIO, member: zipfile.ZipInfo) -> Header:
-    """An array's header; what it declares must be what the archive's directory declares."""
+    """An array's header; its size must agree with the archive's directory."""
     version = npy.read_magic(file)
     if version not in _HEADERS:
-        raise PolycertError(f"{member.filename!r} has another format than numpy's 1.0 and 2.0")
+        raise PolycertError(f"{member.filename!r} must have numpy's format 1.0 or 2.0: save it with numpy")
     header = Header(*_HEADERS[version](file))
     if header.dtype.hasobject:
         raise PolycertError(f"{member.filename!r} holds Python objects, which are never loaded")
@@ -253,7 +246,7 @@ def _header(file: BinaryIO, member: zipfile.ZipInfo) -> Header:
 
 
 def _fill(content: memoryview, file: BinaryIO, name: str) -> None:
-    """All bytes of a stream, which must be neither fewer nor more."""
+    """Read a stream into `content`; raises `PolycertError` unless it has exactly that many bytes."""
     done = 0
     while piece := file.read(PIECE):
         if done + len(piece) > len(content):

@@ -1,1 +1,1 @@
-"""Sets of inputs: balls inside boxes, and what rounding may do to them."""
+"""Sets of inputs: balls inside boxes, intervals, and the error model of rounding."""

@@ -1,4 +1,4 @@
-"""What the input may do: an l_p ball of radius eps around a sample, inside a box."""
+"""The set of inputs around a sample: an l_p ball of radius eps inside a box."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from polycert.sets.interval import Interval, Rounding, difference_up, number_up,
 Array = Tensor | np.ndarray
 Concretised = tuple[Tensor, Tensor]
 Minimum = Literal["open", "joint", "either"]
-JOINT_NUMBERS = 2**22  # numbers that the joint minimum works on at a time
-LEAST_NORM = 1.05  # of open balls: powers of a larger dual order underflow, and bound less on trained networks
+JOINT_NUMBERS = 2**22  # coefficients whose joint minimum is computed at a time
+LEAST_OPEN_NORM = 1.05  # for smaller p the dual order is so large that powers of most coefficients underflow
 
 
 def norm_text(norm: float) -> str:
-    """A norm as records and recipes write it, never a larger one: all digits where six are not enough."""
+    """A norm as records and recipes write it: in six digits if they suffice, else in all."""
     short = f"{norm:g}"
     return short if float(short) == norm else repr(norm)
 
 
 def eps_text(eps: float) -> str:
-    """A radius in six digits, rounded down: nothing was proved about a larger one."""
+    """A radius in six digits, rounded down, as a larger one was not proved."""
     short = f"{eps:.6g}"
     return short if float(short) <= eps else f"{Context(prec=6, rounding=ROUND_DOWN).create_decimal(eps):g}"
 
 
 @dataclass(frozen=True)
 class Ball:
-    """A specification: `||x' - x||_norm <= eps` and `low <= x' <= high`.
+    """The set `||x' - x||_norm <= eps`, `low <= x' <= high`, for any sample x.
 
     Args:
         norm: p of the l_p norm, in [1, inf].
-        eps: radius, one number or one per sample, >= 0.
-        low, high: the box, each None, a number, or an array of the shape of one sample.
-        minimum: how hidden layers are bounded over the ball and the box when p < inf. "open" counts only the
-            coordinates that have room to move; "joint" takes ball and box exactly together, up to a hundred times
-            slower and a little tighter; "either" takes the better of the ball alone and the box alone, which is the
-            paper's convention. Margins and distances are joint always.
+        eps: the radius, one number >= 0 or one per sample.
+        low, high: the box; each is None, a number, or an array of the shape of one sample.
+        minimum: how pre-activation bounds use ball and box when p < inf. "open" takes the ball, where only the
+            coordinates that the box lets move count. "joint" takes the intersection of ball and box exactly: a little
+            tighter, and up to a hundred times slower. "either" takes the better of the ball alone and the box alone,
+            which is the paper's convention. Margins and distances are always joint.
 
     Examples:
         >>> Ball(norm=2, eps=0.3, low=0.0, high=1.0).at(torch.zeros(1, 2)).box.upper[0, 0] >= 0.3
@@ -81,7 +81,7 @@ class Ball:
                 raise PolycertError("low must not be above high")
 
     def at(self, x: Tensor) -> Region:
-        """The set around each sample of a batch `[batch, *shape]`."""
+        """The set around each sample of a batch `x` `[batch, *shape]`."""
         eps = as_numbers("eps", self.eps).to(x.device)
         if eps.dim() and eps.shape != x.shape[:1]:
             raise PolycertError(f"eps has {eps.shape[0]} values for {x.shape[0]} samples: give one per sample")
@@ -98,33 +98,33 @@ class Ball:
         return region
 
     def with_eps(self, eps: float | Array) -> Ball:
-        """The same set with another radius."""
+        """The same specification with another radius."""
         return replace(self, eps=eps)
 
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A ball at a batch: what methods, distances and attacks work with. Constants, without gradients."""
+    """The sets around the samples of a batch. Its tensors are constants without gradients."""
 
     x: Tensor  # [batch, *shape]
     norm: float
     eps: Tensor  # [batch], float64
-    low: Tensor | None  # [1, *shape], or [batch, *shape] for a box of each sample's own
+    low: Tensor | None  # [1, *shape], or [batch, *shape] if each sample has its own box
     high: Tensor | None
     minimum: str
 
     def check_inside(self) -> None:
-        """Samples must lie in the box: a radius around a point outside it means nothing."""
+        """Raise `PolycertError` unless all samples are in the box: a radius around other points means nothing."""
         if not torch.equal(self.clip(self.x), self.x):
             raise PolycertError("inputs lie outside the box [low, high]: scale them, or widen the box")
 
     def __getitem__(self, index: Tensor | slice) -> Region:
-        """The same for some of the samples; sides of their own go with them."""
+        """The sets around some of the samples."""
         low, high = (side if side is None or side.shape[0] == 1 else side[index] for side in (self.low, self.high))
         return replace(self, x=self.x[index], eps=self.eps[index], low=low, high=high)
 
     def to(self, dtype: torch.dtype) -> Region:
-        """The same set in another floating-point type: the box rounds outward, x to the nearest."""
+        """The set in another floating-point type: the box is rounded outward, x to the nearest number."""
         if dtype == self.x.dtype:
             return self
         low = None if self.low is None else round_down(self.low, dtype)
@@ -133,7 +133,7 @@ class Region:
 
     @cached_property
     def radius(self) -> Tensor:
-        """eps in the type of x, rounded up: `[batch]`."""
+        """eps in the type of x, rounded up, `[batch]`."""
         return round_up(self.eps, self.x.dtype)
 
     @cached_property
@@ -150,12 +150,12 @@ class Region:
 
     @cached_property
     def _middle(self) -> tuple[Tensor, Tensor]:
-        """Centre and half-width of the box, the latter rounded up."""
+        """The centre and the half-width of `box`; the half-width is rounded up."""
         return _centre(self.box)
 
     @cached_property
-    def _outer(self) -> tuple[Tensor, Tensor]:
-        """Centre and half-width of the given box [low, high], infinite where it is open."""
+    def _given_box(self) -> tuple[Tensor, Tensor]:
+        """The centre and the half-width of [low, high]; the half-width is infinite if any side is open."""
         low = self.x.new_full((1, *self.x.shape[1:]), -math.inf) if self.low is None else self.low
         high = self.x.new_full((1, *self.x.shape[1:]), math.inf) if self.high is None else self.high
         if bool((torch.isinf(low) | torch.isinf(high)).any()):
@@ -164,13 +164,14 @@ class Region:
 
     @property
     def magnitude(self) -> Tensor:
-        """The largest size of each coordinate: `[batch, *shape]`."""
+        """The largest absolute value of each coordinate, `[batch, *shape]`."""
         return self.box.magnitude
 
     def concretise(self, form: Form, rounding: Rounding | None = None, *, joint: bool = False) -> Concretised:
-        """Bounds of every row of a form over the set: two tensors `[batch, rows]`.
+        """The least and the greatest value of every row of a form over the set, `[batch, rows]` each.
 
-        With `rounding`, what the radius loses is covered here; the caller covers the sums over the coordinates.
+        `joint` takes ball and box together whatever `minimum` says. With `rounding`, the result covers the rounding of
+        what the radius contributes. The caller covers the rounding of the sums over the coordinates.
         """
         relative = 0.0 if rounding is None else rounding.gamma(form.length)
         if math.isinf(self.norm):
@@ -184,34 +185,35 @@ class Region:
             falling, rising = (drop * (1 + 2 * relative + exponents) for drop in self._open(form))
             ball, (centre, half) = (at_x - falling, at_x + rising), self._middle
         else:
-            ball, (centre, half) = _around(at_x, self._ball_alone(form), 1 + 2 * relative), self._outer
+            ball, (centre, half) = _around(at_x, self._ball_alone(form), 1 + 2 * relative), self._given_box
         if bool(torch.isinf(half).any()):
             return ball
         box = _around(*form.dots(centre, half), 1 + 2 * relative)
         return torch.maximum(ball[0], box[0]), torch.minimum(ball[1], box[1])
 
     def _ball_alone(self, form: Form) -> Tensor:
+        """How far each row can fall and rise in the ball without the box, `[batch, rows]`: the dual norm times eps."""
         return self._per_row(form, dual_norm(form.coefficients().abs(), self.norm)) * self.radius[:, None]
 
     def _per_row(self, form: Form, values: Tensor) -> Tensor:
-        """Values per row of coefficients as `[batch or 1, rows]`."""
-        if values.dim() == 3:  # windows on a grid, perhaps shared by all positions
+        """One value per row, arranged as the reduced coefficients are, as `[batch or 1, rows]`."""
+        if values.dim() == 3:  # windows, perhaps shared by all points of the grid
             values = values.expand(-1, form.align(self.x[:1]).shape[1], -1)
         return form.collect(values)
 
     def _open(self, form: Form) -> Concretised:
-        """How far each row can fall and rise in the ball if coordinates without room in that direction stay put.
+        """How far each row can fall and rise in the ball, where the box fixes the coordinates that cannot move.
 
-        The dual norm of the coordinates that may move: two products, even where all samples share the coefficients.
-        A norm near 1, whose dual is a largest entry and no sum, takes a larger ball, or its own without the box.
+        This is the dual norm of the coefficients of the other coordinates, as two products for each direction. For p
+        near 1 the dual norm is nearly a maximum, so the better of a ball of larger p and the ball alone is taken.
         """
-        norm = max(self.norm, LEAST_NORM)
+        norm = max(self.norm, LEAST_OPEN_NORM)
         order = norm / (norm - 1)
         coef = form.coefficients()
         top = torch.linalg.vector_norm(coef.detach(), torch.inf, -1, keepdim=True)
         positive, negative = (form.with_coefficients(size) for size in signed_powers(coef, top, order))
-        down, up = ((room > 0).to(coef.dtype) for room in self.rooms())
-        # Powers of coefficients far below the largest may underflow, and that one may have no room.
+        down, up = ((cap > 0).to(coef.dtype) for cap in self.caps())
+        # Powers of coefficients far below the largest may underflow, and the largest may be one that cannot move.
         lost = form.length * torch.finfo(coef.dtype).tiny
         (fall, rise), (back, forth) = _dots(positive, down, up), _dots(negative, up, down)
         scale = self._per_row(form, top.squeeze(-1)) * self.radius[:, None]
@@ -222,31 +224,31 @@ class Region:
         return torch.minimum(drops[0], alone), torch.minimum(drops[1], alone)
 
     def _joint(self, form: Form, relative: float) -> Concretised:
-        """The exact minimum and maximum over ball and box together."""
+        """The least and the greatest value of each row over the intersection of ball and box."""
         at_x = form.dot(self.x)
         if self.low is None and self.high is None:
             return _around(at_x, self._ball_alone(form), 1 + 2 * relative)
         coef = form.coefficients()
         eps = self.radius.reshape(-1, *(1,) * (coef.dim() - 2))
-        rooms = [form.align(room) for room in self.rooms()]
-        # Coefficients that all samples share are written out here, so a few rows at a time.
+        caps = [form.align(cap) for cap in self.caps()]
+        # Coefficients that all samples share are copied for each sample here, so a few rows at a time.
         step = max(1, JOINT_NUMBERS // (len(self.x) * coef[:1, :1].numel()))
         falling, rising = [], []
-        for begin in range(0, max(coef.shape[1], rooms[0].shape[1]), step):
+        for begin in range(0, max(coef.shape[1], caps[0].shape[1]), step):
             part = coef[:, begin : begin + step] if coef.shape[1] > 1 else coef
-            below, above = (room[:, begin : begin + step] if room.shape[1] > 1 else room for room in rooms)
+            down, up = (cap[:, begin : begin + step] if cap.shape[1] > 1 else cap for cap in caps)
             weight = part.abs()
-            falling.append(largest_drop(weight, torch.where(part < 0, above, below), eps, self.norm, relative))
-            rising.append(largest_drop(weight, torch.where(part > 0, above, below), eps, self.norm, relative))
+            falling.append(largest_drop(weight, torch.where(part < 0, up, down), eps, self.norm, relative))
+            rising.append(largest_drop(weight, torch.where(part > 0, up, down), eps, self.norm, relative))
         return at_x - form.collect(torch.cat(falling, 1)), at_x + form.collect(torch.cat(rising, 1))
 
-    def rooms(self) -> tuple[Tensor, Tensor]:
-        """How far each coordinate may go down and up inside the ball's own box: `[batch, *shape]` each, rounded up."""
+    def caps(self) -> tuple[Tensor, Tensor]:
+        """How far each coordinate can go down and up inside `box`, `[batch, *shape]` each, rounded up."""
         down, up = self.x - self.box.lower, self.box.upper - self.x
         return difference_up(down.clamp(min=0)), difference_up(up.clamp(min=0))
 
-    def box_rooms(self) -> tuple[Tensor, Tensor] | None:
-        """The same inside the given box alone, or None without one; exact in float64 for float32 inputs."""
+    def box_caps(self) -> tuple[Tensor, Tensor] | None:
+        """How far each coordinate can go inside [low, high], or None without a box; exact for float32 in float64."""
         if self.low is None and self.high is None:
             return None
         down = torch.full_like(self.x, math.inf) if self.low is None else self.x - self.low
@@ -254,9 +256,9 @@ class Region:
         return down, up
 
     def project(self, points: Tensor) -> Tensor:
-        """Points `[batch, *shape]` brought into the set: clipped to the box and drawn towards x into the ball.
+        """Points `[batch, *shape]` moved into the set: clipped to the box, then moved towards x into the ball.
 
-        Drawing towards x keeps a point in the box, which is convex and holds x.
+        The second move does not leave the box, which is convex and contains x.
         """
         clipped = self.clip(points)
         if math.isinf(self.norm):
@@ -267,18 +269,18 @@ class Region:
         return self.clip(self.x + (delta * shrink[:, None]).reshape(self.x.shape))
 
     def clip(self, points: Tensor) -> Tensor:
-        """Points brought into the box alone."""
+        """Points clipped to the box [low, high]."""
         if self.low is not None:
             points = torch.maximum(points, self.low)
         return points if self.high is None else torch.minimum(points, self.high)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Random points of the set, `[count, batch, *shape]`: half of them at its corners or surface."""
+        """Random points of the set, `[count, batch, *shape]`: on the surface of the ball, then clipped to the box."""
         draws = []
         for index in range(count):
             noise = torch.rand(self.x.shape, generator=generator, dtype=self.x.dtype, device=self.x.device) * 2 - 1
             noise = noise.sign() if index % 2 else noise
-            if index % 4 >= 2:  # few coordinates moved far: the corners of an l_1 ball
+            if index % 4 >= 2:  # few coordinates that move far, as at the corners of an l_1 ball
                 noise = noise * (torch.rand(self.x.shape, generator=generator, device=self.x.device) < 0.2)
             size = power_norm(noise.flatten(1).abs(), self.norm).clamp(min=1e-30)
             scale = (self.radius / size).reshape(-1, *(1,) * (self.x.dim() - 1))
@@ -287,7 +289,7 @@ class Region:
 
 
 def as_numbers(name: str, value: float | Array) -> Tensor:
-    """One number or an array of them in float64, none of them NaN; or a clear error."""
+    """One number or an array of them as float64; raises `PolycertError` if it is something else or has a NaN."""
     given: Any = _as_float(value) if isinstance(value, Real) else value
     try:
         found = torch.as_tensor(given, dtype=torch.float64)
@@ -309,7 +311,7 @@ def _as_float(value: Real) -> float | None:
 
 
 def _side(value: float | Array | None, shape: tuple[int, ...], like: Tensor, sign: int) -> Tensor | None:
-    """One side of the box as `[1, *shape]`, rounded outward to the type of the inputs; `sign` -1 for the lower one."""
+    """One side of the box, `[1, *shape]`, rounded outward to the type of the inputs; `sign` is -1 for the lower one."""
     if value is None:
         return None
     if isinstance(value, Real):
@@ -324,13 +326,13 @@ def _side(value: float | Array | None, shape: tuple[int, ...], like: Tensor, sig
 
 
 def _centre(box: Interval) -> tuple[Tensor, Tensor]:
-    centre = (box.lower + box.upper) / 2
-    half = torch.maximum(box.upper - centre, centre - box.lower)
+    """The centre of a box, and its half-width rounded up."""
+    centre, half = box.middle(rigorous=True)
     return centre, difference_up(half)
 
 
 def _dots(form: Form, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Two products with the same rows: at once, and with one gradient, where all samples share them."""
+    """`form.dot` of two tensors: one product, with one gradient, if all samples share the coefficients."""
     if len(form.coefficients()) > 1:
         return form.dot(first), form.dot(second)
     both = form.dot(torch.cat([first, second]))
@@ -338,18 +340,18 @@ def _dots(form: Form, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _root(total: Tensor, order: float) -> Tensor:
-    """`total ** (1 / order)`, with no gradient where the powers have all but underflowed: it would overflow."""
-    live = total > math.sqrt(torch.finfo(total.dtype).tiny)
-    return torch.where(live, torch.where(live, total, 1) ** (1 / order), total.detach() ** (1 / order))
+    """`total ** (1 / order)`, with gradient 0 where the total is so small that its gradient would overflow."""
+    large = total > math.sqrt(torch.finfo(total.dtype).tiny)
+    return torch.where(large, torch.where(large, total, 1) ** (1 / order), total.detach() ** (1 / order))
 
 
 def _exponent_error(form: Form) -> float:
-    """How far off, relatively, powers and roots of numbers down to the smallest are by rounded exponents."""
+    """A bound of the relative error of powers and roots whose exponent is rounded, for all normal numbers."""
     kind = torch.finfo(form.coefficients().dtype)
     return -2 * math.log(kind.tiny) * kind.eps
 
 
-def _around(middle: Tensor, spread: Tensor, widen: float) -> Concretised:
-    """`middle -+ widen spread`."""
-    wide = spread if widen == 1 else spread * widen
+def _around(middle: Tensor, spread: Tensor, factor: float) -> Concretised:
+    """`middle - factor * spread` and `middle + factor * spread`."""
+    wide = spread if factor == 1 else spread * factor
     return middle - wide, middle + wide

@@ -1,8 +1,8 @@
-"""Bounds of values, entry by entry, and the rounding-error terms that make a computed bound a proof.
+"""Intervals, directed rounding, and the rounding-error terms that make a computed bound a proof.
 
-The standard model of floating point: each operation is exact up to a factor `1 + delta`, `|delta| <= u`, plus an
-underflow below the smallest normal number. A sum of products of `n` terms, in whatever order, fused or not, is then
-wrong by at most `gamma(n) = n u / (1 - n u)` times the sum of the terms' sizes.
+The standard model of floating point: each operation is exact up to a factor `1 + delta` with `|delta| <= u`, and up to
+an underflow below the smallest normal number. A sum of `n` products, in any order, fused or not, is then wrong by at
+most `gamma(n) = n u / (1 - n u)` times the sum of the terms' absolute values.
 """
 
 from __future__ import annotations
@@ -14,75 +14,75 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Library functions (tanh, exp, atan, asinh, pow) are taken to be accurate to this many units in the last place.
+# Library functions (tanh, exp, atan, asinh, pow) are assumed to be accurate to this many units in the last place.
 LIBRARY_ULPS = 8
-# Room for the rounding of the error terms themselves.
+# A factor for the rounding of the error terms themselves.
 SAFETY = 1.05
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Error terms of one floating-point type for passes over a graph of `depth` operations."""
+    """The error terms of one floating-point type, for passes over a graph with `depth` operations."""
 
     dtype: torch.dtype
     depth: int
 
     @property
     def unit(self) -> float:
-        """Unit roundoff u."""
+        """The unit roundoff u."""
         return torch.finfo(self.dtype).eps / 2
 
     @property
     def tiny(self) -> float:
-        """An absolute allowance for underflow, far below anything that matters."""
+        """An absolute term for many underflows, far below any value of interest."""
         return torch.finfo(self.dtype).tiny * 2**20
 
     @property
     def smallest(self) -> float:
-        """What a product may lose to underflow: the smallest normal number, as subnormal ones may be flushed."""
+        """The most that one product can lose by underflow: the smallest normal number."""
         return torch.finfo(self.dtype).tiny
 
     def gamma(self, terms: int) -> float:
-        """Relative error of a sum of `terms` products, with the pass's own additions on top."""
+        """The relative error of a sum of `terms` products and of the pass's own additions after it."""
         product = (terms + self.depth) * self.unit
         return SAFETY * product / (1 - product)
 
     def usable(self, terms: int) -> bool:
-        """Whether the terms are small against 1, so that `SAFETY` covers what they neglect."""
+        """Whether the relative errors are so far below 1 that `SAFETY` covers their products."""
         return (terms + self.depth) * self.unit < 0.01
 
     def library(self, size: Tensor) -> Tensor:
-        """Error of one library call and a few operations on values of the given size."""
+        """The error of one library call and a few operations on values of this absolute size, elementwise."""
         return size * (4 * LIBRARY_ULPS * self.unit) + self.tiny
 
 
 def at_least(values: Tensor) -> Tensor:
-    """Computed lower bounds, those that say nothing made -inf: a sum that overflowed to +inf, and NaN.
+    """Computed lower bounds, with -inf in place of +inf (an overflow) and NaN, which bound nothing.
 
-    Every bound of a hidden unit, of an output and of a margin passes here or through `at_most` before it is compared
-    with anything: nothing that is not finite is ever above a threshold.
+    Every bound of a hidden unit, an output or a margin goes through this function or `at_most` before it is compared
+    with a threshold. So a value that is not finite never proves anything.
     """
     return torch.where(values < torch.inf, values, -torch.inf)
 
 
 def at_most(values: Tensor) -> Tensor:
-    """The same for computed upper bounds."""
+    """Computed upper bounds, with +inf in place of -inf and NaN."""
     return torch.where(values > -torch.inf, values, torch.inf)
 
 
 def outward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """The next representable interval around `[lower, upper]`."""
+    """The interval `[lower, upper]` with both ends moved outward to the next floating-point number."""
     inf = torch.tensor(torch.inf, dtype=lower.dtype, device=lower.device)
     return torch.nextafter(lower, -inf), torch.nextafter(upper, inf)
 
 
 def round_down(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert to `dtype` without ever going up."""
+    """The values in `dtype`, rounded down."""
     return -round_up(-values, dtype)
 
 
 def round_up(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert to `dtype` without ever going down."""
+    """The values in `dtype`, rounded up."""
     converted = values.to(dtype)
     inf = torch.tensor(torch.inf, dtype=dtype, device=values.device)
     return torch.where(converted.to(values.dtype) < values, torch.nextafter(converted, inf), converted)
@@ -90,36 +90,36 @@ def round_up(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def number_up(value: float, dtype: torch.dtype) -> float:
-    """A number that `dtype` holds, none below the one given."""
+    """The number rounded up to one that `dtype` holds."""
     return float(round_up(torch.tensor(value, dtype=torch.float64), dtype))
 
 
 def difference_up(difference: Tensor) -> Tensor:
-    """A computed difference `a - b >= 0` made no smaller than the true one; 0 stays 0.
+    """An upper bound of a difference `a - b >= 0`, given its computed value; 0 stays 0.
 
-    It is wrong by one rounding, or exact where it is so small that the product would round to itself.
+    The computed value has one rounding error, or none where it is subnormal and the product below changes nothing.
     """
     return difference * (1 + 2 * torch.finfo(difference.dtype).eps)
 
 
 def holds(dtype: torch.dtype, values: Tensor) -> bool:
-    """Whether numbers survive conversion to a type."""
+    """Whether `dtype` holds all values exactly."""
     return bool((values.to(dtype).double() == values.double()).all())
 
 
 class Interval(NamedTuple):
-    """Elementwise bounds of a node's value, each `[batch, *shape]`."""
+    """Elementwise bounds of a node's value; both ends are `[batch, *shape]`."""
 
     lower: Tensor
     upper: Tensor
 
     @property
     def magnitude(self) -> Tensor:
-        """The largest absolute value inside."""
+        """The largest absolute value in the interval, elementwise."""
         return torch.maximum(self.lower.abs(), self.upper.abs())
 
     def middle(self, rigorous: bool) -> tuple[Tensor, Tensor]:
-        """Centre and half-width; if `rigorous`, one that reaches both ends wherever the centre was rounded to."""
+        """Centre and half-width. If `rigorous`, the half-width reaches both ends from the rounded centre."""
         centre = (self.lower + self.upper) / 2
         if not rigorous:
             return centre, (self.upper - self.lower) / 2
@@ -127,5 +127,5 @@ class Interval(NamedTuple):
 
     @property
     def known(self) -> Interval:
-        """The same with ends that say nothing moved outward: see `at_least`."""
+        """The interval with infinite ends in place of those that bound nothing: see `at_least`."""
         return Interval(at_least(self.lower), at_most(self.upper))

@@ -111,7 +111,7 @@ class InputSplitting:
         """Lower bounds of the rows."""
         region = boxes.region()
         (run,) = passes(self.graph, region, "crown", self.relaxation, self.rounding)
-        run.hidden = in_time(run.hidden, self.deadline)
+        run.pre_activation = in_time(run.pre_activation, self.deadline)
         bound = get_method("crown").final(run, Dense(self.rows.coef.unsqueeze(0)), LOWER)
         offset = bound.offset + self.rows.constant
         value = at_least(region.concretise(bound.form, self.rounding)[0] + offset)

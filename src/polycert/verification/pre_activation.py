@@ -19,22 +19,22 @@ from polycert.sets.ball import Region
 from polycert.sets.interval import Interval, at_least
 
 Intervals = dict[int, Interval]
-Hidden = Callable[[Pass, int], Interval]
+PreActivation = Callable[[Pass, int], Interval]
 
 
 class OutOfTime(Exception):
     """The deadline passed while bounds were computed."""
 
 
-def in_time(hidden: Hidden, deadline: float) -> Hidden:
+def in_time(bounds: PreActivation, deadline: float) -> PreActivation:
     """Pre-activation bounds that end with `OutOfTime` after a moment of `time.monotonic()`."""
 
     def bounded(run: Pass, index: int) -> Interval:
         if time.monotonic() > deadline:
             raise OutOfTime
-        return hidden(run, index)
+        return bounds(run, index)
 
-    return hidden if math.isinf(deadline) else bounded
+    return bounds if math.isinf(deadline) else bounded
 
 
 class RowBounds(NamedTuple):
@@ -55,7 +55,7 @@ def relax(
     rounding = error_model(graph)
     with torch.no_grad(), plain_products(graph.device):
         (run,) = passes(graph, region, method, relaxation, rounding)
-        run.hidden = in_time(run.hidden, deadline)
+        run.pre_activation = in_time(run.pre_activation, deadline)
         bound = get_method(method).final(run, form, LOWER)
         low = at_least(region.concretise(bound.form, rounding, joint=True)[0] + bound.offset)
         found = {graph.nodes[k].inputs[0]: run.interval(graph.nodes[k].inputs[0]) for k in graph.activations}
