@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from polycert.training.recipe_library import library
+from polycert.training.recipe_files import library
 
 DATASETS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 ACTIVATIONS = {"relu": "ReLU", "leaky_relu": "leaky ReLU"}

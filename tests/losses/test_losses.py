@@ -76,7 +76,7 @@ def test_the_gradient_is_that_of_finite_differences(
             loss(net, x, y, ball)
         return
     # Attacked points are constants of a loss: here they stay put while the weights move.
-    for where in ("cross_entropy", "worst_case", "per", "mmr"):
+    for where in ("loss", "worst_case", "per", "mmr"):
         monkeypatch.setattr(f"polycert.losses.{where}.attacked", lambda _, region, *__: region.project(region.x + 0.05))
     draws = keyed([4, 9, 2])
     loss(net, x, y, ball, draws).backward()
@@ -378,7 +378,7 @@ def test_a_fixed_step_of_the_attack_is_so_long() -> None:
 def test_adversarial_training_is_half_clean_half_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
     (module, net), (x, y), ball = network("relu"), batch(), box_ball()
     points = ball.at(x).project(x + 0.05)
-    monkeypatch.setattr("polycert.losses.cross_entropy.attacked", lambda *_: points)
+    monkeypatch.setattr("polycert.losses.loss.attacked", lambda *_: points)
     expected = (F.cross_entropy(module(x), y) + F.cross_entropy(module(points), y)) / 2
     assert AT()(net, x, y, ball).item() == pytest.approx(expected.item(), rel=1e-12)
 

@@ -23,8 +23,7 @@ from polycert.errors import PolycertError
 from polycert.forms import Dense, Form, Identity
 from polycert.graph import Graph, Network
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
-from polycert.records.bounds import Bounds
-from polycert.records.certificates import Certificates
+from polycert.records.certificates import Bounds, Certificates
 from polycert.runtime.execution import Progress, over_batches, plain_products
 from polycert.sets.ball import Array, Ball, Region
 from polycert.sets.interval import Rounding, holds

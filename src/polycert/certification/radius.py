@@ -22,7 +22,7 @@ from polycert.certification.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
-from polycert.records.radii import Radii
+from polycert.records.certificates import Radii
 from polycert.runtime.execution import Progress, over_batches, plain_products
 from polycert.sets.ball import Array, Ball, Minimum, Region
 

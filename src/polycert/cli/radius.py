@@ -15,7 +15,7 @@ from polycert.cli.output import Finished, clean_error, finish
 from polycert.cli.progress import Advance, in_slices, progress_bar
 from polycert.cli.proof_options import about_proof, check, settings
 from polycert.cli.samples import plan, prepare
-from polycert.records.radii import Radii
+from polycert.records.certificates import Radii
 from polycert.runtime.execution import processes
 from polycert.sets.ball import Ball, norm_text
 

@@ -12,8 +12,7 @@ from polycert.certification.certify import Certifier, certify
 from polycert.certification.radius import RadiusSearch
 from polycert.evaluation.settings import EvaluationQuestion, Stage
 from polycert.graph import Graph
-from polycert.records.certificates import Certificates
-from polycert.records.radii import Radii
+from polycert.records.certificates import Certificates, Radii
 from polycert.rules import Activation
 from polycert.runtime.execution import over_batches, plain_products
 from polycert.sets.ball import Region

@@ -12,8 +12,7 @@ from polycert.models.architectures import ARCHITECTURES
 from polycert.models.model_files import ModelFile, load_module
 from polycert.training.metrics import read_metrics
 from polycert.training.recipe import Recipe, make_recipe
-from polycert.training.recipe_files import read_recipe
-from polycert.training.recipe_library import library
+from polycert.training.recipe_files import library, read_recipe
 from polycert.training.run_folder import RunFolder
 
 NORMS = {"linf": "inf", "l2": "2", "l1": "1"}

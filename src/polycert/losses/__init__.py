@@ -1,7 +1,6 @@
 """Training objectives: `loss(net, x, y, ball)` is the whole scalar to minimise."""
 
-from polycert.losses.cross_entropy import AT, Plain
-from polycert.losses.loss import Loss
+from polycert.losses.loss import AT, Loss, Plain
 from polycert.losses.mmr import MMR
 from polycert.losses.per import PER
 from polycert.losses.random_draws import Draws, KeyedDraws, TorchDraws

@@ -1,11 +1,11 @@
-"""`Certificates`: the one record of results that tables, figures and reports read."""
+"""What bounds prove about each sample: `Certificates`, the largest `Radii`, and `Bounds` of outputs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -105,3 +105,41 @@ class Certificates:
             else:
                 joined[item.name] = sum(values, ()) if item.name == "dtype" else values[0]
         return Certificates(**joined)
+
+
+@dataclass(frozen=True, eq=False)
+class Radii:
+    """The largest certified radius of each sample, and what it cost.
+
+    Attributes:
+        radius: the certified end of the bracket, float64.
+        failed: the smallest eps that was tried and not certified whole; the upper end if all were.
+        evaluations: how often bounds were computed.
+        label, prediction: the class that was checked, and the model's own.
+    """
+
+    index: Tensor
+    label: Tensor
+    prediction: Tensor
+    radius: Tensor
+    failed: Tensor
+    evaluations: Tensor
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per sample."""
+        names = ("index", "label", "prediction", "radius", "failed", "evaluations")
+        return pd.DataFrame({name: getattr(self, name).cpu().numpy() for name in names})
+
+    def save(self, path: str) -> None:
+        """Write `.csv`, `.json` or `.parquet`, whole or not at all."""
+        save_frame(self.to_frame(), path)
+
+
+class Bounds(NamedTuple):
+    """Elementwise bounds of outputs, or of rows of them, over each sample's set."""
+
+    lower: Tensor
+    upper: Tensor

@@ -15,11 +15,9 @@ from markupsafe import Markup
 
 from polycert.errors import PolycertError
 from polycert.records.files import check_place, whole_file
-from polycert.report.headline import cards, contradictions, headline, shares
-from polycert.report.packed_columns import STATUSES, pack_samples
-from polycert.report.records_table import table
+from polycert.report.overview import cards, contradictions, headline, shares, table
 from polycert.report.runs import ReportedModel, gather
-from polycert.report.sample_images import pictures
+from polycert.report.samples import STATUSES, pack_samples, pictures
 
 SCRIPTS = ("data.js", "charts.js", "results.js", "samples.js", "page.js")
 CURVES = ("epoch", "loss", "eps", "lr", "validation_CTE", "validation_CRE")

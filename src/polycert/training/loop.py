@@ -22,8 +22,7 @@ from polycert.models.model_files import save
 from polycert.runtime.execution import Processes
 from polycert.sets.ball import Ball
 from polycert.training.batches import Batch, TrainingSet
-from polycert.training.dead_units import revive_dead_units
-from polycert.training.initial_weights import begin_with
+from polycert.training.initial_weights import begin_with, revive_dead_units
 from polycert.training.recipe import Recipe
 from polycert.training.recipe_files import to_toml
 from polycert.training.resume import restore, snapshot
