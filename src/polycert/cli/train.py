@@ -18,10 +18,10 @@ from polycert.cli.options import TrainOptions
 from polycert.cli.progress import progress_bar
 from polycert.cli.train_options import checked, machine
 from polycert.errors import PolycertError
+from polycert.records.run_folder import RunFolder
 from polycert.runtime.execution import Processes, processes
 from polycert.training import Recipe, Run, TrainingProgress, library, prepare, train
 from polycert.training.recipe_files import to_toml
-from polycert.training.run_folder import RunFolder
 
 Report = Callable[[TrainingProgress], None]
 

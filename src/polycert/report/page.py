@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from polycert.errors import PolycertError
 from polycert.records.files import check_place, whole_file
+from polycert.records.run_folder import RunFolder
 from polycert.report.overview import cards, contradictions, headline, shares, table
 from polycert.report.runs import ReportedModel, gather
 from polycert.report.samples import STATUSES, pack_samples, pictures
@@ -146,7 +147,7 @@ def _missing(run: ReportedModel, drawn: bool) -> dict[str, str]:
 
 
 def _record_path(run: ReportedModel) -> Path:
-    return run.path if run.record else run.path / "evaluation.json"
+    return run.path if run.record else RunFolder(run.path).record
 
 
 def _asset(name: str) -> str:

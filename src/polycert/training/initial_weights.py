@@ -18,6 +18,7 @@ from polycert import zoo
 from polycert.certification.certify import bounds
 from polycert.errors import PolycertError
 from polycert.models.model_files import load_module
+from polycert.records.run_folder import RunFolder
 from polycert.sets.ball import Ball
 from polycert.training.recipe import Recipe
 from polycert.training.recipe_files import read_recipe
@@ -76,7 +77,7 @@ def _refused(why: str) -> PolycertError:
 def _find(start: str) -> InitialWeights:
     path = Path(start)
     if path.is_file():
-        return InitialWeights(path, path.with_name("recipe.toml"))
+        return InitialWeights(path, RunFolder(path.parent).recipe)
     if start not in zoo.names():
         raise _refused(f"{start!r} is neither a file nor a model of the zoo: polycert zoo lists those")
     found = zoo.entry(start)

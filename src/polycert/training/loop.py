@@ -19,6 +19,7 @@ from polycert.graph import Network, capture
 from polycert.losses import Draws
 from polycert.models.architectures import ARCHITECTURES, Architecture, build
 from polycert.models.model_files import save
+from polycert.records.run_folder import RunFolder
 from polycert.runtime.execution import Processes
 from polycert.sets.ball import Ball
 from polycert.training.batches import Batch, TrainingSet
@@ -26,7 +27,6 @@ from polycert.training.initial_weights import begin_with, revive_dead_units
 from polycert.training.recipe import Recipe
 from polycert.training.recipe_files import to_toml
 from polycert.training.resume import restore, snapshot
-from polycert.training.run_folder import RunFolder
 from polycert.training.validation import validate
 
 log = logging.getLogger(__name__)
