@@ -26,9 +26,9 @@ from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
 from polycert.evaluation.model_info import command as command_for
 from polycert.evaluation.settings import EvaluationSettings, make_question, usual_upper
-from polycert.evaluation.table_row import normal, wilson
 from polycert.models.architectures import ARCHITECTURES, build, fc1
 from polycert.records.evaluation import COLUMNS
+from polycert.records.figures import normal, wilson
 from polycert.runtime.execution import Processes
 from polycert.training.recipe_files import read_recipe, to_toml
 from tests.runtime.test_distributed import RECIPE, twice

@@ -20,10 +20,11 @@ from typer.testing import CliRunner
 
 import polycert as pc
 from polycert.cli import app
+from polycert.records.figures import STATUSES
 from polycert.report import write_report
 from polycert.report.page import PagePart
 from polycert.report.runs import gather
-from polycert.report.samples import DOWN, STATUSES, data_uri, pack, pack_samples
+from polycert.report.samples import DOWN, data_uri, pack, pack_samples
 from tests.helpers.report_files import record, samples, write_evaluation, write_training
 
 NASTY = "</script><b onclick='x'>&\"\u2028"

@@ -15,6 +15,7 @@ from rich.text import Text
 from polycert.cli.exit_status import INTERRUPTED, tell
 from polycert.cli.options import RecordOptions
 from polycert.cli.samples import CheckedSamples, Plan
+from polycert.records.figures import FIGURES, Figure
 from polycert.records.files import save_frame
 from polycert.sets.ball import eps_text, norm_text
 
@@ -57,19 +58,20 @@ def finish(options: RecordOptions, job: CheckedSamples, done: Finished, frame: p
 def show_record(title: str, record: dict[str, Any]) -> None:
     """The figures of an evaluation with their 95 % intervals."""
     rows = {"samples (n)": str(record["n"])}
-    rows |= {name: _figure(name, record[name], *record["intervals"][name]) for name in record["intervals"]}
+    known = (figure for key, figure in FIGURES.items() if key in record["intervals"])
+    rows |= {figure.key: _shown(figure, record[figure.key], *record["intervals"][figure.key]) for figure in known}
     rows |= {"eps": eps_text(record["eps"]), "norm": record["norm"]}
     if "parameter_norm" in record:
         rows["parameter norm"] = f"{record['parameter_norm']:.5g}"
     _show(title, rows | {"seconds": f"{record['seconds']['total']:.1f}"})
 
 
-def _figure(name: str, value: Any, low: float | None, high: float | None) -> str:
-    if name == "CRE_exact":
-        return f"[{value[0]:.2f}, {value[1]:.2f}] %  ({low:.2f} … {high:.2f})"
-    if name.startswith(("CTE", "PGD", "CRE")):
-        return f"{value:.2f} %  ({low:.2f} … {high:.2f})"
-    return f"{value:.5g}" if low is None or high is None else f"{value:.5g}  ({low:.5g} … {high:.5g})"
+def _shown(figure: Figure, value: Any, low: float | None, high: float | None) -> str:
+    """A value with its interval: what has a unit as tables print it, other numbers to five digits."""
+    kind = figure.group.kind
+    form, sign = (figure.form, f" {kind.sign}") if kind.sign else ("{:.5g}", "")
+    text = f"[{', '.join(form.format(end) for end in value)}]" if kind.pair else form.format(value)
+    return f"{text}{sign}" + ("" if low is None or high is None else f"  ({form.format(low)} … {form.format(high)})")
 
 
 def _show(title: str, rows: Rows) -> None:

@@ -18,6 +18,7 @@ from polycert.cli.options import TrainOptions
 from polycert.cli.progress import progress_bar
 from polycert.cli.train_options import checked, machine
 from polycert.errors import PolycertError
+from polycert.records.figures import VALIDATION
 from polycert.records.run_folder import RunFolder
 from polycert.runtime.execution import Processes, processes
 from polycert.training import Recipe, Run, TrainingProgress, library, prepare, train
@@ -78,8 +79,7 @@ def _summary(run: Run, row: dict[str, Any]) -> str:
 
 
 def _errors(row: dict[str, Any]) -> str:
-    names = {"validation_CTE": "clean error", "validation_CRE": "certified error"}
-    return ", ".join(f"{name} {row[key]:.2f} %" for key, name in names.items() if key in row)
+    return ", ".join(f"{name} {row[key]:.2f} %" for key, name in VALIDATION.items() if key in row)
 
 
 @contextmanager

@@ -8,6 +8,24 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from polycert.records.figures import (
+    ATTACKED,
+    CERTIFIED,
+    CLEAN,
+    EXACT,
+    FALSIFIED,
+    HIDDEN,
+    LARGEST,
+    PARTIAL,
+    PROOFS,
+    ROBUST,
+    SEARCH,
+    VALIDATION,
+    WHOLE,
+    Figure,
+    Group,
+    of,
+)
 from polycert.report.runs import Record, ReportedModel, flag
 from polycert.sets.ball import eps_text
 
@@ -21,34 +39,26 @@ class ReportColumn(NamedTuple):
     form: str = "{}"
 
 
-ERROR, RADIUS, COUNT = "{:.2f}", "{:.4f}", "{:.2f}"
-COLUMNS = (
+FACTS = (
     ReportColumn("dataset", "data set", "The test samples"),
     ReportColumn("architecture", "net", "Architecture"),
     ReportColumn("activation", "activation", "Activation function"),
     ReportColumn("norm", "norm", "The l_p norm of the ball"),
     ReportColumn("eps", "eps", "The target radius", "{:.4g}"),
     ReportColumn("method", "training", "Training method"),
-    ReportColumn("n", "n", "Samples", "{:,}"),
-    ReportColumn("CTE", "CTE", "Clean test error, %", ERROR),
-    ReportColumn("PGD", "PGD", "Error under plain PGD, %", ERROR),
-    ReportColumn("PGD_strong", "PGD strong", "Error under the strong attack, %", ERROR),
-    ReportColumn("CRE_exact", "CRE exact", "Robust error of the exact certifier, % [lower, upper]", ERROR),
-    ReportColumn("CRE_Lin", "CRE Lin", "Certified robust error, one slope, %", ERROR),
-    ReportColumn("CRE_CROWN", "CRE CROWN", "Certified robust error, CROWN's slopes, %", ERROR),
-    ReportColumn("CRE_IBP", "CRE IBP", "Certified robust error by intervals, %", ERROR),
-    ReportColumn("ACB_Lin", "ACB Lin", "Average certified bound, all or nothing", RADIUS),
-    ReportColumn("ACB_CROWN", "ACB CROWN", "Average certified bound, CROWN's slopes", RADIUS),
-    ReportColumn("ACB_IBP", "ACB IBP", "Average certified bound by intervals", RADIUS),
-    ReportColumn("ACB_PEC", "ACB PEC", "Average certified bound by the envelope", RADIUS),
-    ReportColumn("radius_mean", "largest radius", "Mean of the largest certified radii", RADIUS),
-    ReportColumn("T_bisection", "T bisection", "Evaluations per sample of the search by bisection", COUNT),
-    ReportColumn("T_envelope", "T envelope", "Evaluations per sample of the paper's search", COUNT),
-    ReportColumn("T_root", "T root", "Evaluations per sample of polycert's search", COUNT),
-    ReportColumn("unstable", "unstable", "Units whose sign is not fixed, mean per sample", "{:.1f}"),
-    ReportColumn("parameter_norm", "norm of parameters", "Norm of all parameters", "{:.4g}"),
-    ReportColumn("seed", "seed", "Seed"),
 )
+SEED = ReportColumn("seed", "seed", "Seed")
+COLUMNS = (
+    *FACTS,
+    ReportColumn("n", "n", "Samples", "{:,}"),
+    *(
+        ReportColumn(figure.key, figure.title, figure.meaning, figure.form)
+        for figure in of(CLEAN, ATTACKED, EXACT, CERTIFIED, WHOLE, PARTIAL, LARGEST, SEARCH, HIDDEN)
+    ),
+    ReportColumn("parameter_norm", "norm of parameters", "Norm of all parameters", "{:.4g}"),
+    SEED,
+)
+CARDS = (CLEAN, ATTACKED, CERTIFIED, EXACT, PARTIAL, LARGEST)
 
 
 def shares(run: ReportedModel) -> dict[str, float] | None:
@@ -62,14 +72,14 @@ def shares(run: ReportedModel) -> dict[str, float] | None:
 
 
 def _shares_of_samples(frame: pd.DataFrame) -> tuple[float, float, float] | None:
-    ways = [flag(frame, name) for name in ("certified", "certified_crown", "certified_ibp") if name in frame]
+    ways = [flag(frame, name) for name in PROOFS.values() if name in frame]
     if not ways:
         return None
     wrong = frame["prediction"] != frame["label"]
     broken = wrong | flag(frame, "attacked") if "attacked" in frame else wrong
     proved = pd.concat(ways, axis=1).any(axis=1)
     if "status" in frame:
-        proved, broken = proved | (frame["status"] == "robust"), broken | (frame["status"] == "falsified")
+        proved, broken = proved | (frame["status"] == ROBUST), broken | (frame["status"] == FALSIFIED)
     return 100 * float(proved.mean()), 100 * float(wrong.mean()), 100 * float(broken.mean())
 
 
@@ -77,14 +87,16 @@ def _shares_of_record(record: Record) -> tuple[float, float, float] | None:
     exact: Any = record.get("CRE_exact")
     fewer = (record.get("limits") or {}).get("exact", record["n"]) < record["n"] if record else False
     lower, upper = (0.0, None) if fewer or not is_pair(exact) else exact
-    unproved = [record.get(key) for key in ("CRE_Lin", "CRE_CROWN", "CRE_IBP")]
-    known = [value for value in (*unproved, upper) if isinstance(value, int | float)]
+    known = [value for value in (*_values(record, CERTIFIED), upper) if isinstance(value, int | float)]
     wrong = record.get("CTE")
     if not known or not isinstance(wrong, int | float):
         return None
-    attacks = [record.get(key) for key in ("PGD", "PGD_strong")]
-    broken = max(value for value in (wrong, lower, *attacks) if isinstance(value, int | float))
+    broken = max(value for value in (wrong, lower, *_values(record, ATTACKED)) if isinstance(value, int | float))
     return 100 - min(known), wrong, broken
+
+
+def _values(record: Record, group: Group) -> list[Any]:
+    return [record.get(figure.key) for figure in of(group)]
 
 
 def headline(run: ReportedModel, parts: Mapping[str, float] | None) -> str:
@@ -107,36 +119,36 @@ def cards(run: ReportedModel) -> list[dict[str, str]]:
     """The main figures, each with its 95 % interval or what it is about."""
     if not run.record:
         return _training_cards(run)
-    chosen = [
-        ("CTE", "clean error", ERROR + " %"),
-        ("PGD_strong" if is_filled(run.record.get("PGD_strong")) else "PGD", "error under attack", ERROR + " %"),
-        (_best(run.record), "certified error", ERROR + " %"),
-        ("CRE_exact", "exact robust error", ERROR),
-        ("ACB_PEC", "mean radius within eps", RADIUS),
-        ("radius_mean", "mean largest radius", RADIUS),
-    ]
     found = []
-    for key, label, form in chosen:
-        value, interval = run.record.get(key), (run.record.get("intervals") or {}).get(key)
-        if is_filled(value):
-            note = f"95 %: {show(interval, form.removesuffix(' %'))}" if is_pair(interval) else key.replace("_", " ")
-            found.append({"label": label, "value": show(value, form), "note": note, "key": key})
+    for figure in (_chosen(run.record, group) for group in CARDS):
+        if figure is not None:
+            interval = (run.record.get("intervals") or {}).get(figure.key)
+            text = show(run.record[figure.key], figure.form) + _sign(figure)
+            note = f"95 %: {show(interval, figure.form)}" if is_pair(interval) else figure.key.replace("_", " ")
+            found.append({"label": figure.group.words, "value": text, "note": note, "key": figure.key})
     return found
 
 
-def _best(record: Record) -> str:
-    """The lowest certified error."""
-    known = [key for key in ("CRE_Lin", "CRE_CROWN", "CRE_IBP") if isinstance(record.get(key), int | float)]
-    return min(known, key=lambda key: float(record[key]), default="CRE_Lin")
+def _chosen(record: Record, group: Group) -> Figure | None:
+    """The strongest figure of a group that is known: the last of the attacks, the lowest certified error."""
+    known = [figure for figure in of(group) if is_filled(record.get(figure.key))]
+    if group == CERTIFIED:
+        return min(known, key=lambda figure: float(record[figure.key]), default=None)
+    return known[-1] if known else None
+
+
+def _sign(figure: Figure) -> str:
+    """The unit behind a value; an interval is told from one by its brackets."""
+    kind = figure.group.kind
+    return f" {kind.sign}" if kind.sign and not kind.pair else ""
 
 
 def _training_cards(run: ReportedModel) -> list[dict[str, str]]:
     last = run.metrics[-1] if run.metrics else {}
-    names = {"validation_CTE": "clean error", "validation_CRE": "certified error"}
     note = f"validation, epoch {last.get('epoch', '?')}"
     return [
-        {"label": label, "value": show(last[key], ERROR + " %"), "note": note, "key": key}
-        for key, label in names.items()
+        {"label": label, "value": show(last[key], "{:.2f} %"), "note": note, "key": key}
+        for key, label in VALIDATION.items()
         if is_filled(last.get(key))
     ]
 
@@ -177,13 +189,10 @@ def _records(run: ReportedModel) -> Iterator[tuple[str, Record]]:
     if run.record:
         yield "", run.record
     else:
-        facts = {
-            key: run.fact(key) for key in ("dataset", "architecture", "activation", "norm", "eps", "method", "seed")
-        }
-        yield "not evaluated yet", facts
+        yield "not evaluated yet", {column.key: run.fact(column.key) for column in (*FACTS, SEED)}
     half = run.record.get("clean_half")
     if isinstance(half, Mapping):
-        yield "clean half", {**{c.key: run.record.get(c.key) for c in COLUMNS[:6]}, **half}
+        yield "clean half", {**{c.key: run.record.get(c.key) for c in FACTS}, **half}
 
 
 def is_filled(value: Any) -> bool:

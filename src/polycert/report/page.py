@@ -14,14 +14,15 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from polycert.errors import PolycertError
+from polycert.records.figures import STATUSES, VALIDATION
 from polycert.records.files import check_place, whole_file
 from polycert.records.run_folder import RunFolder
 from polycert.report.overview import cards, contradictions, headline, shares, table
 from polycert.report.runs import ReportedModel, gather
-from polycert.report.samples import STATUSES, pack_samples, pictures
+from polycert.report.samples import pack_samples, pictures
 
 SCRIPTS = ("data.js", "charts.js", "results.js", "samples.js", "page.js")
-CURVES = ("epoch", "loss", "eps", "lr", "validation_CTE", "validation_CRE")
+CURVES = ("epoch", "loss", "eps", "lr", *VALIDATION)
 FACTS = ("dataset", "architecture", "activation", "method", "norm", "eps", "n", "seed", "version")
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 from PIL import Image
 
+from polycert.records.figures import STATUSES
 from polycert.report.runs import Examples
 
 MOST = 12  # pictures on each side
@@ -39,7 +40,6 @@ CUTS = {
     "certified_ibp": DOWN,
     "attacked": DOWN,
 }
-STATUSES = ("robust", "falsified", "unknown")
 
 
 def pictures(examples: Examples, samples: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:

@@ -11,11 +11,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from polycert.records.figures import STATUSES
 from polycert.records.files import save_frame
 from polycert.sets.ball import norm_text
 from polycert.verification.counterexample import Counterexample
 
-ROBUST, FALSIFIED, UNKNOWN = "robust", "falsified", "unknown"
+ROBUST, FALSIFIED, UNKNOWN = STATUSES
 # What an answer rests on: a proof with all rounding covered, or a solver's word, which holds up to its tolerances and
 # proves nothing.
 RIGOROUS, SOLVER = "rigorous", "solver"
