@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 import typer
 from rich import box
 from rich.console import Console, Group
@@ -16,7 +15,7 @@ from polycert.cli.exit_status import INTERRUPTED, tell
 from polycert.cli.options import RecordOptions
 from polycert.cli.samples import CheckedSamples, Plan
 from polycert.records.figures import FIGURES, Figure
-from polycert.records.files import save_frame
+from polycert.records.provenance import Provenance, box_text
 from polycert.sets.ball import eps_text, norm_text
 
 Rows = dict[str, str]
@@ -36,17 +35,15 @@ def clean_error(job: CheckedSamples, per_cent: float) -> str:
 
 def about_set(asked: Plan) -> Rows:
     """The norm and the box."""
-    low = "-inf" if asked.low is None else f"{asked.low:g}"
-    high = "inf" if asked.high is None else f"{asked.high:g}"
-    return {"norm": norm_text(asked.norm), "box": f"[{low}, {high}]"}
+    return {"norm": norm_text(asked.norm), "box": box_text(asked.low, asked.high)}
 
 
-def finish(options: RecordOptions, job: CheckedSamples, done: Finished, frame: pd.DataFrame, rows: Rows) -> None:
+def finish(options: RecordOptions, job: CheckedSamples, done: Finished, records: Provenance, rows: Rows) -> None:
     """Records first, so that a closed pipe loses nothing; then the summary and the exit status."""
     if options.out is not None:
-        save_frame(frame, options.out)
-    rows = {"samples (n)": str(len(frame)), **rows, "seconds": f"{done.seconds:.2f}"}
-    _show(f"{Path(options.model).name} on {job.source}, {len(frame)} of {job.total} samples", rows)
+        records.save(options.out)
+    rows = {"samples (n)": str(len(records)), **rows, "seconds": f"{done.seconds:.2f}"}
+    _show(f"{Path(options.model).name} on {job.source}, {len(records)} of {job.total} samples", rows)
     where = "" if options.out is None else f", written to {options.out}"
     if done.finished < len(job.x):
         tell(f"interrupted: {done.finished} of {len(job.x)} samples were finished{where}", style="yellow")

@@ -14,7 +14,9 @@ from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.measurements import Measurements
 from polycert.evaluation.settings import EvaluationQuestion
 from polycert.graph import Network
+from polycert.graph.fingerprint import network_digest
 from polycert.records.figures import COUNTS, FIGURES, Columns, searched
+from polycert.records.provenance import box_text
 from polycert.sets.ball import norm_text
 
 FACTS = ("model", "dataset", "architecture", "activation", "norm", "eps", "method", "seed")
@@ -26,8 +28,8 @@ def make_record(
     question: EvaluationQuestion, about: Mapping[str, Any], whole: Measurements, exact: ExactSettings | None
 ) -> dict[str, Any]:
     """The row: facts, figures, and how they were found."""
-    settings, leak = question.settings, about.get("test_leak")
-    facts = {**about, "norm": norm_text(question.ball.norm), "eps": question.eps}
+    settings, ball, leak = question.settings, question.ball, about.get("test_leak")
+    facts = {**about, "norm": norm_text(ball.norm), "eps": question.eps}
     record: dict[str, Any] = {name: facts[name] for name in FACTS if facts.get(name) is not None}
     record["attack"] = describe(settings.steps, settings.restarts, settings.seed)
     record |= summary(whole.columns, question.eps)
@@ -36,8 +38,9 @@ def make_record(
         if clean.any():
             record["clean_half"] = summary({k: v[clean] for k, v in whole.columns.items()}, question.eps)
     record |= {"upper": settings.upper, "tolerance": settings.tolerance, "rigorous": settings.rigorous}
-    if not math.isinf(question.ball.norm):
-        record["minimum"] = question.ball.minimum
+    record |= {"box": box_text(ball.low, ball.high), "network": network_digest(question.network)}
+    if not math.isinf(ball.norm):
+        record["minimum"] = ball.minimum
     if exact is not None:
         record["exact"] = {"seconds": exact.seconds, "timeout": exact.timeout}
     record |= parameter_record(question.network)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cached_property, partial, singledispatch
@@ -16,13 +16,14 @@ from hashlib import sha256
 from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.graph.graph import Graph, Node
+from polycert.graph.graph import Digested, Graph, Network, Node
 
 Write = Callable[[bytes | memoryview], None]
 
@@ -45,6 +46,46 @@ def fingerprint(*values: object) -> str:
     found = sha256()
     _put((PROOFS, values), found.update)
     return found.hexdigest()
+
+
+def network_digest(network: Network) -> str | None:
+    """SHA-256 of a network as it is now, by which records name it; None for ops without a fingerprint.
+
+    It is taken anew only where a tensor is another one or has changed: for one sample it would cost as much as a proof.
+    """
+    graph = network.bind()
+    tensors = list(_tensors(graph.nodes))
+    marks, kept = [_mark(tensor) for tensor in tensors], network.digested
+    if kept is None or kept.marks != marks or any(a is not b for a, b in zip(kept.tensors, tensors, strict=True)):
+        kept = Digested(_digest(graph), tensors, marks)
+        object.__setattr__(network, "digested", kept)  # networks may be frozen, and this changes nothing about one
+    return kept.digest
+
+
+def _digest(graph: Graph) -> str | None:
+    found = sha256()
+    try:
+        _put(graph, found.update)
+    except PolycertError:
+        return None
+    return found.hexdigest()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of some nodes, wherever they are in their ops."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts = (getattr(value, item.name) for item in fields(value)) if is_dataclass(value) else value
+    if is_dataclass(value) or isinstance(value, (tuple, list)):
+        for part in parts:
+            yield from _tensors(part)
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    """Changes in place raise a tensor's version; those that go round it, by `.data`, show in a checksum."""
+    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return 0 if tensor.is_inference() else tensor._version, crc32(content.data)
 
 
 @singledispatch
