@@ -30,8 +30,8 @@ from polycert.models.model_files import load_module
 from polycert.training import Run, library, make_recipe, prepare, read_recipe, recipe_files, train
 from polycert.training.batches import TrainingSet, augmentation, split
 from polycert.training.initial_weights import revive_dead_units
+from polycert.training.loop import validate
 from polycert.training.recipe_files import to_toml, with_overrides
-from polycert.training.validation import validate
 
 SMALL: dict[str, Any] = {
     "dataset": "mnist-sample",
