@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from polycert.errors import PolycertError
-from polycert.records.files import check_output, save_frame, whole_file
+from polycert.records.files import check_output, finite, save_frame, whole_file
 
 MEASURED = [
     "index",
@@ -112,14 +111,5 @@ def beside(path: Path, ending: str) -> Path:
 
 def record_text(record: Mapping[str, Any]) -> str:
     """A record as JSON, lists of numbers on one line."""
-    text = json.dumps(_finite(record), indent=1)
+    text = json.dumps(finite(record), indent=1)
     return _FLAT_LIST.sub(lambda found: " ".join(found[0].split()), text) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: such ends of intervals become null."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,24 +8,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from polycert.records.figures import (
-    ATTACKED,
-    CERTIFIED,
-    CLEAN,
-    EXACT,
-    FALSIFIED,
-    HIDDEN,
-    LARGEST,
-    PARTIAL,
-    PROOFS,
-    ROBUST,
-    SEARCH,
-    VALIDATION,
-    WHOLE,
-    Figure,
-    Group,
-    of,
-)
+from polycert.records import figures
+from polycert.records.figures import Figure, Group
 from polycert.report.runs import Record, ReportedModel, flag
 from polycert.sets.ball import eps_text
 
@@ -53,12 +37,13 @@ COLUMNS = (
     ReportColumn("n", "n", "Samples", "{:,}"),
     *(
         ReportColumn(figure.key, figure.title, figure.meaning, figure.form)
-        for figure in of(CLEAN, ATTACKED, EXACT, CERTIFIED, WHOLE, PARTIAL, LARGEST, SEARCH, HIDDEN)
+        for figure in figures.of(figures.CLEAN, figures.ATTACKED, figures.EXACT, figures.CERTIFIED)
+        + figures.of(figures.WHOLE, figures.PARTIAL, figures.LARGEST, figures.SEARCH, figures.HIDDEN)
     ),
     ReportColumn("parameter_norm", "norm of parameters", "Norm of all parameters", "{:.4g}"),
     SEED,
 )
-CARDS = (CLEAN, ATTACKED, CERTIFIED, EXACT, PARTIAL, LARGEST)
+CARDS = (figures.CLEAN, figures.ATTACKED, figures.CERTIFIED, figures.EXACT, figures.PARTIAL, figures.LARGEST)
 
 
 def shares(run: ReportedModel) -> dict[str, float] | None:
@@ -72,14 +57,14 @@ def shares(run: ReportedModel) -> dict[str, float] | None:
 
 
 def _shares_of_samples(frame: pd.DataFrame) -> tuple[float, float, float] | None:
-    ways = [flag(frame, name) for name in PROOFS.values() if name in frame]
+    ways = [flag(frame, name) for name in figures.PROOFS.values() if name in frame]
     if not ways:
         return None
     wrong = frame["prediction"] != frame["label"]
     broken = wrong | flag(frame, "attacked") if "attacked" in frame else wrong
     proved = pd.concat(ways, axis=1).any(axis=1)
     if "status" in frame:
-        proved, broken = proved | (frame["status"] == ROBUST), broken | (frame["status"] == FALSIFIED)
+        proved, broken = proved | (frame["status"] == figures.ROBUST), broken | (frame["status"] == figures.FALSIFIED)
     return 100 * float(proved.mean()), 100 * float(wrong.mean()), 100 * float(broken.mean())
 
 
@@ -87,16 +72,18 @@ def _shares_of_record(record: Record) -> tuple[float, float, float] | None:
     exact: Any = record.get("CRE_exact")
     fewer = (record.get("limits") or {}).get("exact", record["n"]) < record["n"] if record else False
     lower, upper = (0.0, None) if fewer or not is_pair(exact) else exact
-    known = [value for value in (*_values(record, CERTIFIED), upper) if isinstance(value, int | float)]
+    known = [value for value in (*_values(record, figures.CERTIFIED), upper) if isinstance(value, int | float)]
     wrong = record.get("CTE")
     if not known or not isinstance(wrong, int | float):
         return None
-    broken = max(value for value in (wrong, lower, *_values(record, ATTACKED)) if isinstance(value, int | float))
+    broken = max(
+        value for value in (wrong, lower, *_values(record, figures.ATTACKED)) if isinstance(value, int | float)
+    )
     return 100 - min(known), wrong, broken
 
 
 def _values(record: Record, group: Group) -> list[Any]:
-    return [record.get(figure.key) for figure in of(group)]
+    return [record.get(figure.key) for figure in figures.of(group)]
 
 
 def headline(run: ReportedModel, parts: Mapping[str, float] | None) -> str:
@@ -131,8 +118,8 @@ def cards(run: ReportedModel) -> list[dict[str, str]]:
 
 def _chosen(record: Record, group: Group) -> Figure | None:
     """The strongest figure of a group that is known: the last of the attacks, the lowest certified error."""
-    known = [figure for figure in of(group) if is_filled(record.get(figure.key))]
-    if group == CERTIFIED:
+    known = [figure for figure in figures.of(group) if is_filled(record.get(figure.key))]
+    if group == figures.CERTIFIED:
         return min(known, key=lambda figure: float(record[figure.key]), default=None)
     return known[-1] if known else None
 
@@ -148,7 +135,7 @@ def _training_cards(run: ReportedModel) -> list[dict[str, str]]:
     note = f"validation, epoch {last.get('epoch', '?')}"
     return [
         {"label": label, "value": show(last[key], "{:.2f} %"), "note": note, "key": key}
-        for key, label in VALIDATION.items()
+        for key, label in figures.VALIDATION.items()
         if is_filled(last.get(key))
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from pandas.api.types import is_numeric_dtype
 
 from polycert.errors import PolycertError
 from polycert.records.evaluation import beside
+from polycert.records.files import finite
 from polycert.records.run_folder import RunFolder
 from polycert.runtime.limits import ENTRIES, parse_json, read_arrays, read_text
 
@@ -94,7 +94,7 @@ def _of_file(path: Path) -> Iterator[ReportedModel]:
             f"{str(path)!r} is not a record: it must be one object with {', '.join(RECORD_KEYS)} "
             "(eps and n are numbers), as `polycert evaluate` writes"
         )
-    yield _with_files(path, _finite(content))
+    yield _with_files(path, finite(content))
 
 
 def _of_folder(folder: Path) -> Iterator[ReportedModel]:
@@ -109,17 +109,17 @@ def _of_folder(folder: Path) -> Iterator[ReportedModel]:
         if path.is_dir():
             yield from _of_folder(path)
         elif path.suffix == ".json" and _is_record(content := _read_json(path)):
-            yield _with_files(path, _finite(content))
+            yield _with_files(path, finite(content))
 
 
 def _of_training(run: RunFolder) -> Iterator[ReportedModel]:
     """One run per record of the folder; the training alone if it has none."""
-    recipe, metrics = run.read_recipe(), _finite(run.read_metrics())
+    recipe, metrics = run.read_recipe(), finite(run.read_metrics())
     records = [(path, content) for path in sorted(run.path.glob("*.json")) if _is_record(content := _read_json(path))]
     if not records:
         yield ReportedModel(name=run.path.resolve().name, path=run.path, metrics=metrics, recipe=recipe)
     for path, content in records:
-        yield _with_files(path, _finite(content), metrics, recipe)
+        yield _with_files(path, finite(content), metrics, recipe)
 
 
 def _with_files(
@@ -149,15 +149,6 @@ def _read_json(path: Path) -> Any:
         return parse_json(read_text(path))
     except ValueError as error:
         raise PolycertError(f"{str(path)!r} is not JSON ({error}): write it again") from error
-
-
-def _finite(value: Any) -> Any:
-    """The same without NaN and infinities, which JSON in a browser lacks."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_samples(path: Path) -> pd.DataFrame | None:
