@@ -152,3 +152,9 @@ def test_the_digest_is_that_of_the_weights_as_they_are(change: Callable[[nn.Line
     assert second == network_digest(pc.capture(module, (3,))) != first
     module.weight.data.copy_(before)
     assert network_digest(net) == first
+
+
+def test_an_expanded_weight_of_one_number_has_a_digest() -> None:
+    module = nn.Linear(1, 1)
+    module.weight = nn.Parameter(torch.tensor(0.5).expand(1, 1))
+    assert pc.bounds(module, torch.rand(2, 1), BALL, rigorous=True).network == network_digest(pc.capture(module, (1,)))

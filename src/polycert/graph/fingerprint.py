@@ -54,21 +54,17 @@ def network_digest(network: Network) -> str | None:
     It is taken anew only where a tensor is another one or has changed: for one sample it would cost as much as a proof.
     """
     graph = network.bind()
-    tensors = list(_tensors(graph.nodes))
-    marks, kept = [_mark(tensor) for tensor in tensors], network.digested
-    if kept is None or kept.marks != marks or any(a is not b for a, b in zip(kept.tensors, tensors, strict=True)):
-        kept = Digested(_digest(graph), tensors, marks)
-        object.__setattr__(network, "digested", kept)  # networks may be frozen, and this changes nothing about one
-    return kept.digest
-
-
-def _digest(graph: Graph) -> str | None:
-    found = sha256()
+    tensors, kept = list(_tensors(graph.nodes)), network.digested
     try:
-        _put(graph, found.update)
+        marks = [_mark(tensor) for tensor in tensors]
+        if kept is None or kept.marks != marks or any(a is not b for a, b in zip(kept.tensors, tensors, strict=True)):
+            found = sha256()
+            _put(graph, found.update)
+            kept = Digested(found.hexdigest(), tensors, marks)
+            object.__setattr__(network, "digested", kept)  # networks may be frozen, and this changes nothing about one
     except PolycertError:
         return None
-    return found.hexdigest()
+    return kept.digest
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -84,8 +80,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _mark(tensor: Tensor) -> tuple[int, int]:
     """Changes in place raise a tensor's version; those that go round it, by `.data`, show in a checksum."""
-    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return 0 if tensor.is_inference() else tensor._version, crc32(content.data)
+    return 0 if tensor.is_inference() else tensor._version, crc32(_bytes(tensor).data)
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    """The content of a tensor as bytes `[n]`."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise PolycertError(f"no fingerprint of a tensor in layout {tensor.layout}: give a dense one")
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # An expanded tensor of one number counts as contiguous, but has stride 0.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 @singledispatch
@@ -207,11 +211,7 @@ def _(value: dict[Any, Any], write: Write) -> None:
 
 @_put.register(Tensor)
 def _(value: Tensor, write: Write) -> None:
-    if value.layout != torch.strided or value.is_quantized:
-        raise PolycertError(f"no fingerprint of a tensor in layout {value.layout}: give a dense one")
-    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    flat = plain.as_strided((plain.numel(),), (1,))  # a single number that was expanded may have the stride 0
-    _put_array(f"tensor of {value.dtype}", value.shape, flat.view(torch.uint8).numpy(), write)
+    _put_array(f"tensor of {value.dtype}", value.shape, _bytes(value), write)
 
 
 @_put.register(np.ndarray)

@@ -176,7 +176,7 @@ def prune(nodes: Sequence[Node], output: int) -> tuple[Node, ...]:
 class Digested(NamedTuple):
     """A network's digest, the tensors that it was taken of, and what tells whether those have changed."""
 
-    digest: str | None
+    digest: str
     tensors: list[Tensor]
     marks: list[tuple[int, int]]
 
