@@ -15,8 +15,9 @@ from polycert.cli.exit_status import INTERRUPTED, tell
 from polycert.cli.options import RecordOptions
 from polycert.cli.samples import CheckedSamples, Plan
 from polycert.records.figures import FIGURES, Figure
-from polycert.records.provenance import Provenance, box_text
+from polycert.records.provenance import SampleRecords, box_text
 from polycert.sets.ball import eps_text, norm_text
+from polycert.verification.verdicts import Verdicts
 
 Rows = dict[str, str]
 
@@ -38,7 +39,9 @@ def about_set(asked: Plan) -> Rows:
     return {"norm": norm_text(asked.norm), "box": box_text(asked.low, asked.high)}
 
 
-def finish(options: RecordOptions, job: CheckedSamples, done: Finished, records: Provenance, rows: Rows) -> None:
+def finish(
+    options: RecordOptions, job: CheckedSamples, done: Finished, records: SampleRecords | Verdicts, rows: Rows
+) -> None:
     """Records first, so that a closed pipe loses nothing; then the summary and the exit status."""
     if options.out is not None:
         records.save(options.out)

@@ -107,7 +107,7 @@ class Radii(SampleRecords):
 
 @dataclass(frozen=True, eq=False)
 class Bounds(Provenance):
-    """Elementwise bounds of outputs, or of rows of them, over each sample's set: `lower, upper = bounds`.
+    """Elementwise bounds of outputs, or of rows of them, over each sample's set; they unpack as `lower, upper`.
 
     Attributes:
         lower, upper: `[n, *outputs]`, or `[n, rows]`.
@@ -125,11 +125,14 @@ class Bounds(Provenance):
     relaxation: str
     rigorous: bool
 
-    def __len__(self) -> int:
-        return len(self.lower)
-
     def __iter__(self) -> Iterator[Tensor]:
-        yield from (self.lower, self.upper)
+        return iter((self.lower, self.upper))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, side: int) -> Tensor:
+        return (self.lower, self.upper)[side]
 
     def rows(self) -> pd.DataFrame:
         """One row for each sample and output."""

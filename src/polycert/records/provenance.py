@@ -56,10 +56,6 @@ class Provenance(ABC):
     version: str = __version__
 
     @abstractmethod
-    def __len__(self) -> int:
-        """How many samples there are."""
-
-    @abstractmethod
     def rows(self) -> pd.DataFrame:
         """What was found alone."""
 
