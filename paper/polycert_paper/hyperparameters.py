@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polycert.training.recipe_library import library
+from polycert.training.recipe_files import library
 from polycert_paper import printed_figures
 from polycert_paper.settings import settings
 from polycert_paper.table import Table, TableCell, TableColumn, TableLine, compared

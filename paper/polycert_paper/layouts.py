@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from polycert.records.figures import ATTACKED, CERTIFIED, CLEAN, FIGURES, PARTIAL, WHOLE, of
 from polycert_paper.stored_records import Figures
 from polycert_paper.table import Figure
 
@@ -29,27 +31,21 @@ SEARCH = (
     "the paper's T_Lin, envelope its T_PEC; root is ours and has no figure in the paper."
 )
 
-# Heading and digits of each figure.
-HEADINGS: dict[str, tuple[str, int]] = {
-    "CTE": ("CTE", 2),
-    "PGD": ("PGD", 2),
-    "PGD_strong": ("PGD strong", 2),
-    "CRE_Lin": ("CRE Lin", 2),
-    "CRE_CROWN": ("CRE CROWN", 2),
-    "CRE_IBP": ("CRE IBP", 2),
-    "CRE_exact": ("CRE exact", 2),
-    "ACB_Lin": ("ACB Lin", 4),
-    "ACB_CROWN": ("ACB CROWN", 4),
-    "ACB_IBP": ("ACB IBP", 4),
-    "ACB_PEC": ("ACB PEC", 4),
-    "T_bisection": ("T bisection", 2),
-    "T_envelope": ("T envelope", 2),
-    "ratio": ("envelope / bisection", 4),
-    "T_root": ("T root", 2),
-    "root_ratio": ("root / bisection", 4),
-}
+
+class Heading(NamedTuple):
+    """A column's heading and digits."""
+
+    title: str
+    digits: int
+
+
+# Costs of searches over that of bisection.
 RATIOS = {"ratio": "T_envelope", "root_ratio": "T_root"}
-OURS_ONLY = ("PGD_strong", "CRE_CROWN", "ACB_CROWN", "T_root", "root_ratio")
+HEADINGS = {
+    **{key: Heading(figure.title, figure.group.kind.digits) for key, figure in FIGURES.items()},
+    "ratio": Heading("envelope / bisection", 4),
+    "root_ratio": Heading("root / bisection", 4),
+}
 
 
 @dataclass(frozen=True)
@@ -63,9 +59,10 @@ class TableLayout:
     notes: tuple[str, ...]
 
 
-_ERRORS = ("CTE", "PGD", "PGD_strong", "CRE_Lin")
-_BOUNDS = ("ACB_Lin", "ACB_IBP", "ACB_PEC")
-_CURVED = (*_ERRORS, "CRE_CROWN", "CRE_IBP", "ACB_Lin", "ACB_CROWN", "ACB_IBP", "ACB_PEC")
+_CURVED = tuple(figure.key for figure in of(CLEAN, ATTACKED, CERTIFIED, WHOLE, PARTIAL))
+# For ReLU networks the paper has one slope only, and in Table 1 the exact error.
+_RELU = tuple(key for key in _CURVED if key not in ("CRE_CROWN", "ACB_CROWN"))
+_EXACT = _RELU.index("CRE_IBP") + 1
 _SEARCH = ("T_bisection", "T_envelope", "ratio", "T_root", "root_ratio")
 _MAIN_NOTES = (DIFFERENCES, STRONG, CORRECTED, RELEASED, LEAK)
 
@@ -75,7 +72,7 @@ LAYOUTS: dict[str, TableLayout] = {
         TableLayout(
             "table1",
             "ReLU networks, l_inf",
-            (*_ERRORS, "CRE_IBP", "CRE_exact", *_BOUNDS),
+            (*_RELU[:_EXACT], "CRE_exact", *_RELU[_EXACT:]),
             ("table1",),
             _MAIN_NOTES,
         ),
@@ -86,7 +83,7 @@ LAYOUTS: dict[str, TableLayout] = {
         TableLayout(
             "table4", "search for the largest eps, l_inf", _SEARCH, ("table4", "table1"), (SEARCH, RELEASED, LEAK)
         ),
-        TableLayout("table8", "ReLU networks, l_2", (*_ERRORS, "CRE_IBP", *_BOUNDS), ("table8",), _MAIN_NOTES),
+        TableLayout("table8", "ReLU networks, l_2", _RELU, ("table8",), _MAIN_NOTES),
         TableLayout(
             "table9", "sigmoid and tanh, l_2", _CURVED, ("table9",), (DIFFERENCES, STRONG, CRO, RELEASED, LEAK)
         ),
@@ -100,7 +97,6 @@ LAYOUTS: dict[str, TableLayout] = {
 def value_of(record: Figures, figure: str) -> Figure | None:
     """A figure of a record; the ratios of the search are of its means."""
     if figure not in RATIOS:
-        found: Figure | None = getattr(record, figure)
-        return found
-    over: float | None = getattr(record, RATIOS[figure])
-    return None if over is None or record.T_bisection is None else over / record.T_bisection
+        return record.figures.get(figure)
+    over, under = record.figures.get(RATIOS[figure]), record.figures.get("T_bisection")
+    return over / under if isinstance(over, float) and isinstance(under, float) and under > 0 else None

@@ -19,6 +19,7 @@ from polycert.errors import PolycertError
 from polycert.graph import Network, capture
 from polycert.models.model_files import load_module
 from polycert.records.files import whole_file
+from polycert.records.run_folder import RunFolder
 from polycert.report.plots import phases
 from polycert.training.recipe_files import read_recipe
 
@@ -75,16 +76,16 @@ class Ask:
 
 
 def origin(path: Path) -> Origin:
-    """From the `recipe.toml` of a run, or from the `index.json` of the released networks."""
-    recipe = path.parent / "recipe.toml"
-    if recipe.is_file():
-        found = read_recipe(str(recipe))
+    """From the recipe of a run, or from the `index.json` of the released networks."""
+    run = RunFolder(path.parent)
+    if run.recipe.is_file():
+        found = read_recipe(str(run.recipe))
         return Origin(path, OURS, found.dataset, found.norm, float(found.target), found.method)
     about = load_module(path).about if path.suffix == ".npz" else {}
     if not {"dataset", "norm", "eps", "method"} <= set(about):
         raise PolycertError(
-            f"it is not known how {path.name} was trained: give a model in its run directory, with recipe.toml, or an "
-            ".npz with its entry in index.json"
+            f"it is not known how {path.name} was trained: give a model in its run directory, with "
+            f"{run.recipe.name}, or an .npz with its entry in index.json"
         )
     norm = {"linf": "inf", "l2": "2"}[about["norm"]]
     return Origin(path, THEIRS, about["dataset"], norm, float(about["eps"]), about["method"].lower())
@@ -120,7 +121,7 @@ def parameters(found: Origin, ask: Ask) -> dict[str, Any]:
 
 def radii(found: Origin, ask: Ask) -> dict[str, Any]:
     """Figures 5 and 9: from the samples that `evaluate` stored beside the model, or else by a search."""
-    stored = found.path.parent / "evaluation.samples.parquet"
+    stored = RunFolder(found.path.parent).samples
     values = _stored(stored) if stored.is_file() else _searched(found, ask)
     counted = _counted(values[values > 0], 0.0, SHOWN * found.eps, SHOWN * PER_TARGET)
     return {**found.plain(), **counted, "zero": int((values <= 0).sum())}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from polycert.records.figures import FIGURES
 from polycert_paper import printed_figures
-from polycert_paper.layouts import HEADINGS, LAYOUTS, OURS_ONLY, TableLayout, value_of
+from polycert_paper.layouts import HEADINGS, LAYOUTS, TableLayout, value_of
 from polycert_paper.settings import Setting, settings
 from polycert_paper.stored_records import RELEASED, Figures, Record, Store
-from polycert_paper.table import Missing, Table, TableCell, TableColumn, TableLine, compared, rounded
+from polycert_paper.table import Figure, Missing, Table, TableCell, TableColumn, TableLine, compared, rounded
 
-# Parts of a record that may cover fewer samples than the rest, and their figures; other parts concern every figure.
-_PARTS = {"exact": ("CRE_exact",), "search": ("T_bisection", "T_envelope", "T_root")}
+# Parts of a record that may cover fewer samples than the rest; what else a record limits concerns every figure.
+_PARTS = {figure.group.part for figure in FIGURES.values()}
 WHOLE = 10000  # samples of each test set of the paper
 
 
@@ -34,7 +34,8 @@ def network_table(layout: TableLayout, store: Store) -> Table:
         )
         missing += row.missing()
     notes = (*layout.notes, *_strangers(folder, [(named[name], method) for name, method in rows]))
-    columns = tuple(TableColumn(HEADINGS[figure][0], figure not in OURS_ONLY) for figure in layout.figures)
+    printed = {figure for figures in rows.values() for figure in figures}
+    columns = tuple(TableColumn(HEADINGS[figure].title, figure in printed) for figure in layout.figures)
     return Table(layout.name, layout.title, columns, tuple(lines), notes, tuple(missing))
 
 
@@ -86,9 +87,8 @@ class _Row:
     def _samples(self, record: Record) -> str:
         """Which figures of the table are of fewer samples than the paper's."""
         few = {} if record.n in (None, WHOLE) else {"all": record.n}
-        concerned = {
-            k: n for k, n in record.limits.items() if set(_PARTS.get(k, self.layout.figures)) & set(self.layout.figures)
-        }
+        parts = {FIGURES[key].group.part for key in self.layout.figures if key in FIGURES}
+        concerned = {part: n for part, n in record.limits.items() if part in parts or part not in _PARTS}
         short = [f"{part}: {n} samples" for part, n in {**few, **concerned}.items() if n != WHOLE]
         return f" ({', '.join(short)})" if short else ""
 
@@ -101,11 +101,11 @@ class _Row:
 
     def _cell(self, figure: str, figures: Figures) -> TableCell:
         value = value_of(figures, figure)
-        text = "" if value is None else rounded(value, HEADINGS[figure][1])
+        text = "" if value is None else rounded(value, HEADINGS[figure].digits)
         return compared(text, self.printed.get(figure, ""))
 
     def _intervals(self, record: Record) -> tuple[TableCell, ...]:
-        pairs = ((record.intervals.get(figure), HEADINGS[figure][1]) for figure in self.layout.figures)
+        pairs = ((record.intervals.get(figure), HEADINGS[figure].digits) for figure in self.layout.figures)
         return tuple(TableCell() if pair is None else TableCell(rounded(pair, digits)) for pair, digits in pairs)
 
     def missing(self) -> list[Missing]:
@@ -128,14 +128,13 @@ def leaked_half(record: Record, clean: Figures) -> Figures | None:
     if record.n is None or clean.n is None or not clean.n < record.n or set(record.limits) - set(_PARTS):
         return None
     whole, part, rest = record.n, clean.n, record.n - clean.n
-    found: dict[str, Any] = {}
-    for figure in HEADINGS:
-        if not figure.startswith(("CTE", "PGD", "CRE", "ACB")) or figure == "CRE_exact":
-            continue  # the search's means are over correctly classified samples only, of an unknown number
-        ours, theirs = getattr(record, figure), getattr(clean, figure)
-        if ours is not None and theirs is not None:
-            found[figure] = (whole * ours - part * theirs) / rest
-    return Figures(n=rest, **found) if found else None
+    found: dict[str, Figure] = {}
+    for key, ours in record.figures.items():
+        theirs = clean.figures.get(key)
+        # The search's means are over correctly classified samples only, of an unknown number.
+        if not FIGURES[key].group.part and isinstance(ours, float) and isinstance(theirs, float):
+            found[key] = (whole * ours - part * theirs) / rest
+    return Figures(n=rest, figures=found) if found else None
 
 
 def _own(layout: TableLayout, store: Store, setting: Setting, method: str) -> Record | None:

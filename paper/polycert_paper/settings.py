@@ -8,7 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from polycert.training.recipe_library import library
+from polycert.records.run_folder import RunFolder
+from polycert.training.recipe_files import library
 
 DATASETS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 ACTIVATIONS = {"relu": "ReLU", "leaky_relu": "leaky ReLU"}
@@ -46,7 +47,12 @@ class Setting:
         """The commands that write a trained network's record."""
         ball = f"--dataset {self.dataset} --norm {self.norm} --eps {self.eps}"
         folder = f"mkdir -p {Path(out).parent} &&"
-        return " ".join((folder, f"polycert evaluate runs/{run}/model.safetensors {ball}", *more, f"--out {out}"))
+        return " ".join((folder, f"polycert evaluate {trained_model(run)} {ball}", *more, f"--out {out}"))
+
+
+def trained_model(run: str) -> str:
+    """Where the commands of this package put a trained network."""
+    return RunFolder(Path("runs", run)).model.as_posix()
 
 
 def settings(names: Iterable[str]) -> dict[str, Setting]:

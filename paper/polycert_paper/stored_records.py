@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from polycert.errors import PolycertError
+from polycert.records.figures import FIGURES
 from polycert.runtime.limits import parse_json, read_text
 from polycert_paper.settings import Setting
+from polycert_paper.table import Figure
 
 RECORDS = Path(__file__).parents[1] / "results"  # of a checkout
 RELEASED = "released"
-Pair = tuple[float, float]
 
 
 def _real(value: float) -> float:
@@ -27,26 +28,29 @@ def _real(value: float) -> float:
 Real = Annotated[float, AfterValidator(_real)]
 
 
+def _as_counted(figures: dict[str, Figure]) -> dict[str, Figure]:
+    for key, value in figures.items():
+        if isinstance(value, tuple) != FIGURES[key].group.kind.pair:
+            raise ValueError(f"{key} must be {'one number' if isinstance(value, tuple) else '[lower, upper]'}")
+    return figures
+
+
 class Figures(BaseModel):
-    """The figures of a record that tables show: errors in per cent, radii in input units; None where not computed."""
+    """The figures of a record: errors in per cent, radii in input units; what was not computed is not there."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     n: Annotated[int, Field(ge=1)] | None = None
-    CTE: Real | None = None
-    PGD: Real | None = None
-    PGD_strong: Real | None = None
-    CRE_Lin: Real | None = None
-    CRE_CROWN: Real | None = None
-    CRE_IBP: Real | None = None
-    CRE_exact: tuple[Real, Real] | None = None
-    ACB_Lin: Real | None = None
-    ACB_CROWN: Real | None = None
-    ACB_IBP: Real | None = None
-    ACB_PEC: Real | None = None
-    T_bisection: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
-    T_envelope: Real | None = None
-    T_root: Real | None = None
+    figures: Annotated[dict[str, Real | tuple[Real, Real]], AfterValidator(_as_counted)] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gathered(cls, content: Any) -> Any:
+        """A record has its figures beside its other entries."""
+        if not isinstance(content, dict):
+            return content  # which is refused with a sentence
+        found = {key: content[key] for key in FIGURES if content.get(key) is not None}
+        return {**content, "figures": found or content.get("figures", {})}
 
 
 class Training(BaseModel):

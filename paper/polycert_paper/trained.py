@@ -21,7 +21,7 @@ def trained_table(store: Store) -> Table:
     """Every record that knows its training, in the order of the paper's tables."""
     lines = [line for layout in LAYOUTS.values() for line in _lines(layout, store)]
     columns = [TableColumn(name, compared=False) for name in ("seed", "epochs", "minutes", "CPU minutes")]
-    columns += [TableColumn(HEADINGS[figure][0]) for figure in FIGURES]
+    columns += [TableColumn(HEADINGS[figure].title) for figure in FIGURES]
     return Table("trained", "Trained here", tuple(columns), tuple(lines), NOTES)
 
 
@@ -48,4 +48,4 @@ def _course(record: Record, training: Training) -> Iterator[TableCell]:
 def _figures(record: Record, printed: printed_figures.Figures) -> Iterator[TableCell]:
     for figure in FIGURES:
         value = value_of(record, figure)
-        yield compared("" if value is None else rounded(value, HEADINGS[figure][1]), printed.get(figure, ""))
+        yield compared("" if value is None else rounded(value, HEADINGS[figure].digits), printed.get(figure, ""))

@@ -13,9 +13,7 @@ from .graph import Graph, Network
 from .graph.capture import capture
 from .graph.onnx.export import export
 from .models.model_files import load, save
-from .records.bounds import Bounds
-from .records.certificates import Certificates
-from .records.radii import Radii
+from .records.certificates import Bounds, Certificates, Radii
 from .sets.ball import Ball
 
 __version__: str

@@ -26,9 +26,9 @@ from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
 from polycert.evaluation.model_info import command as command_for
 from polycert.evaluation.settings import EvaluationSettings, make_question, usual_upper
-from polycert.evaluation.table_row import normal, wilson
 from polycert.models.architectures import ARCHITECTURES, build, fc1
 from polycert.records.evaluation import COLUMNS
+from polycert.records.figures import normal, wilson
 from polycert.runtime.execution import Processes
 from polycert.training.recipe_files import read_recipe, to_toml
 from tests.runtime.test_distributed import RECIPE, twice
@@ -545,9 +545,9 @@ def test_a_run_says_what_it_was_trained_for(folder: Path) -> None:
 
 
 def test_a_recipe_of_the_library_is_known_by_its_name() -> None:
-    assert command_for(read_recipe("mnist-fc1-linf-c-per")) == "polycert train mnist-fc1-linf-c-per"
-    assert command_for(read_recipe("mnist-cnn-l2-kw", ["seed=3"])) == "polycert train mnist-cnn-l2-kw --set seed=3"
-    assert command_for(read_recipe("mnist-cnn-l2-kw", ["epochs=3"])) == "polycert train recipe.toml"
+    for overrides, told in (([], "mnist-cnn-l2-kw"), (["seed=3"], "mnist-cnn-l2-kw --set seed=3")):
+        assert command_for(read_recipe("mnist-cnn-l2-kw", overrides), "recipe.toml") == f"polycert train {told}"
+    assert command_for(read_recipe("mnist-cnn-l2-kw", ["epochs=3"]), "recipe.toml") == "polycert train recipe.toml"
 
 
 def test_an_index_marks_what_leaked(folder: Path, net: nn.Sequential) -> None:

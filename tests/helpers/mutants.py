@@ -33,13 +33,12 @@ import polycert as pc
 from polycert.data import datasets as data
 from polycert.errors import LONGEST
 from polycert.models.model_files import read_weights
+from polycert.records.run_folder import Checkpoint, RunFolder, read_metrics
 from polycert.report.runs import gather, read_samples
 from polycert.runtime import limits
 from polycert.runtime.limits import read_arrays
 from polycert.training import library, read_recipe
-from polycert.training.metrics import read_metrics
 from polycert.training.recipe_files import to_toml
-from polycert.training.run_folder import Checkpoint, RunFolder
 from polycert.verification.vnnlib import read_property
 
 ARCHITECTURE = [

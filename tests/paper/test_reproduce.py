@@ -25,8 +25,7 @@ from polycert.cli import app
 from polycert.errors import PolycertError
 from polycert.models.architectures import build, fc1
 from polycert.models.model_files import load_module
-from polycert.training.recipe_files import read_recipe, to_toml
-from polycert.training.recipe_library import library
+from polycert.training.recipe_files import library, read_recipe, to_toml
 from polycert_paper import FIGURES, TABLES, Store, document, measure, printed_figures, write
 from polycert_paper.figures import envelope_sketch
 from polycert_paper.figures.histograms import PRINTED_NORMS, Histogram

@@ -22,7 +22,7 @@ from polycert.records.files import check_output, save_frame
 
 COLUMNS = {
     "index", "label", "prediction", "certified", "radius", "margin", "nearest", "eps", "seconds",
-    "status", "dtype", "norm", "method", "relaxation", "rigorous",
+    "status", "dtype", "norm", "method", "relaxation", "rigorous", "box", "network", "version",
 }  # fmt: skip
 READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     ".csv": lambda path: pd.read_csv(path, converters={"radius": float}),  # pandas' own parser may round

@@ -20,10 +20,11 @@ from typer.testing import CliRunner
 
 import polycert as pc
 from polycert.cli import app
-from polycert.report import packed_columns, write_report
+from polycert.records.figures import STATUSES
+from polycert.report import write_report
 from polycert.report.page import PagePart
 from polycert.report.runs import gather
-from polycert.report.sample_images import data_uri
+from polycert.report.samples import DOWN, data_uri, pack, pack_samples
 from tests.helpers.report_files import record, samples, write_evaluation, write_training
 
 NASTY = "</script><b onclick='x'>&\"\u2028"
@@ -204,7 +205,7 @@ def test_a_contradiction_between_proof_and_attack_is_told(tmp_path: Path) -> Non
 def test_packed_radii_are_never_above_the_true_ones(tmp_path: Path) -> None:
     frame = samples(3000)
     frame.loc[:9, "largest"] = [0.1, np.nextafter(0.1, 0), np.nextafter(0.1, 1), 0.3, 0.07, 0.14, 0.29, 0.0, 1e-9, 0.4]
-    packed = packed_columns.pack_samples(frame)
+    packed = pack_samples(frame)
     for name in ("largest", "radius", "margin"):
         found, true = unpack(packed[name]), frame[name].to_numpy()
         assert (found <= true).all(), name
@@ -218,7 +219,7 @@ def test_packed_radii_are_never_above_the_true_ones(tmp_path: Path) -> None:
     )
     for name in ("index", "label", "prediction", "nearest", "certified"):
         assert (unpack(packed[name]) == frame[name]).all(), name
-    status = [packed_columns.STATUSES[int(code)] for code in unpack(packed["status"])]
+    status = [STATUSES[int(code)] for code in unpack(packed["status"])]
     assert status == frame["status"].tolist()
 
 
@@ -228,7 +229,7 @@ def test_packed_radii_are_never_above_the_true_ones(tmp_path: Path) -> None:
 )
 def test_columns_of_any_range(values: list[float]) -> None:
     true = np.array(values, dtype=np.float64)
-    packed = packed_columns.pack(true, packed_columns.DOWN)
+    packed = pack(true, DOWN)
     found, known = unpack(packed), np.isfinite(true)
     assert (np.isnan(found) == ~known).all()
     assert (found[known] <= true[known]).all()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polycert.report.headline import headline
+from polycert.report.overview import headline
 from polycert.report.runs import ReportedModel
 from polycert.sets.ball import eps_text
 

@@ -50,7 +50,7 @@ from polycert.models.model_files import read_weights
 from polycert.verification.vnnlib import read_property
 from polycert.report.runs import gather, read_examples, read_samples
 from polycert.training import read_recipe
-from polycert.training.metrics import read_metrics
+from polycert.records.run_folder import read_metrics
 
 def late(*_):
     raise TimeoutError("took too long")

@@ -27,12 +27,11 @@ from polycert import zoo
 from polycert.cli import app
 from polycert.models.architectures import build, fc1
 from polycert.models.model_files import load_module
-from polycert.training import Run, library, make_recipe, prepare, read_recipe, recipe_library, train
-from polycert.training.augmentation import augmentation
-from polycert.training.batches import TrainingSet, split
-from polycert.training.dead_units import revive_dead_units
+from polycert.training import Run, library, make_recipe, prepare, read_recipe, recipe_files, train
+from polycert.training.batches import TrainingSet, augmentation, split
+from polycert.training.initial_weights import revive_dead_units
+from polycert.training.loop import validate
 from polycert.training.recipe_files import to_toml, with_overrides
-from polycert.training.validation import validate
 
 SMALL: dict[str, Any] = {
     "dataset": "mnist-sample",
@@ -264,7 +263,7 @@ def test_a_name_has_the_epochs_of_its_recipe() -> None:
 
 
 def test_an_installed_wheel_has_one_recipe_per_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_library, "_checkout", lambda: tmp_path)
+    monkeypatch.setattr(recipe_files, "_checkout", lambda: tmp_path)
     found = {name: make_recipe(values) for name, values in library().items()}
     assert len({(r.dataset, r.architecture, r.norm, r.target) for r in found.values()}) == len(found) == 6
     shown = CliRunner().invoke(app, ["train", "mnist-fc1-linf-kw", "--show"])

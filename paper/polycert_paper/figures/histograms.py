@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from polycert.report.plots import LIN_COLOUR, PEC_COLOUR, STYLE, THIRD_COLOUR
 from polycert_paper.figures.figure import Picture
 from polycert_paper.printed_figures import METHOD_NAMES
-from polycert_paper.settings import Setting, settings
+from polycert_paper.settings import Setting, settings, trained_model
 from polycert_paper.stored_records import Store
 from polycert_paper.table import Missing
 
@@ -150,8 +150,7 @@ def _missing(name: str, setting: Setting, have: dict[str, Histogram]) -> tuple[M
     return tuple(
         Missing(
             row,
-            f"polycert train {row} --run-dir runs/{row} && polycert reproduce {name} --add "
-            f"runs/{row}/model.safetensors",
+            f"polycert train {row} --run-dir runs/{row} && polycert reproduce {name} --add {trained_model(row)}",
         )
         for row in rows
     )

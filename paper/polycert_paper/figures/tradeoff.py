@@ -8,6 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from polycert.errors import PolycertError
+from polycert.records.figures import FIGURES
 from polycert.report.plots import LIN_COLOUR, PEC_COLOUR, STYLE
 from polycert_paper import printed_figures
 from polycert_paper.figures.figure import Picture
@@ -18,6 +19,7 @@ from polycert_paper.table import Missing
 FOLDER, PREFIX = "figure4", "gamma-"
 SETTING, METHOD, MAIN = "cifar10-cnn-l2", "c-per+at", "table8"
 SWEEP = ("0.01", "0.03", "0.1", "0.3", "1.0", "3.0", "10.0")
+SHOWN = {"CTE": (PEC_COLOUR, "o"), "CRE_Lin": (LIN_COLOUR, "s")}
 CHOSEN = 1.0  # the paper's gamma
 TITLE = "gamma trades clean against certified error"
 
@@ -62,25 +64,25 @@ def _course(sweep: list[tuple[float, Record]]) -> str:
     return f"; ours after {' to '.join(str(count) for count in sorted({epochs[0], epochs[-1]}))} epochs"
 
 
-def _reference(store: Store, setting: Setting) -> tuple[str, float, float]:
+def _reference(store: Store, setting: Setting) -> tuple[str, dict[str, Any]]:
     """KW's clean and certified error: ours if it is there, else the paper's."""
     own = store.row(MAIN, setting, "kw")
-    if own is not None and own.CTE is not None and own.CRE_Lin is not None:
-        return "KW, ours", own.CTE, own.CRE_Lin
+    if own is not None and set(SHOWN) <= set(own.figures):
+        return "KW, ours", {key: own.figures[key] for key in SHOWN}
     printed = printed_figures.printed(MAIN)[setting.name, "kw"]
-    return "KW, paper", float(printed["CTE"]), float(printed["CRE_Lin"])
+    return "KW, paper", {key: float(printed[key]) for key in SHOWN}
 
 
-def _draw(sweep: list[tuple[float, Record]], name: str, clean: float, certified: float) -> Figure:
+def _draw(sweep: list[tuple[float, Record]], name: str, reference: dict[str, Any]) -> Figure:
     printed = printed_figures.printed(MAIN)[SETTING, METHOD]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.8), layout="constrained")
         axes = figure.add_subplot()
-        lines = (("CTE", "CTE", PEC_COLOUR, "o", clean), ("CRE_Lin", "CRE Lin", LIN_COLOUR, "s", certified))
-        for key, label, colour, marker, reference in lines:
-            points = [(gamma, getattr(record, key)) for gamma, record in sweep if getattr(record, key) is not None]
+        for key, (colour, marker) in SHOWN.items():
+            label = FIGURES[key].title
+            points = [(gamma, record.figures[key]) for gamma, record in sweep if key in record.figures]
             axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=f"{label}, ours")
-            axes.axhline(reference, color=colour, linestyle="--", linewidth=1, label=f"{label}, {name}")
+            axes.axhline(reference[key], color=colour, linestyle="--", linewidth=1, label=f"{label}, {name}")
             look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "none"}
             axes.plot(CHOSEN, float(printed[key]), fillstyle="none", markersize=9, label=f"{label}, paper", **look)
         axes.set(xscale="log", xlabel="gamma, weight of the regularizer", ylabel="error (%)", ylim=(0, 102))

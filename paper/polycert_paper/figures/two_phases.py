@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from polycert.report.plots import Phases, draw_phases
 from polycert_paper.figures.figure import Picture
 from polycert_paper.printed_figures import METHOD_NAMES
-from polycert_paper.settings import DATASETS
+from polycert_paper.settings import DATASETS, trained_model
 from polycert_paper.stored_records import Store
 from polycert_paper.table import Missing
 
@@ -42,7 +42,7 @@ def curve_picture(store: Store) -> Picture:
     curves = sorted(store.read("figure1", StoredCurve).values(), key=lambda curve: curve.source != "ours")
     missing = Missing(
         ROW,
-        f"polycert train {ROW} --run-dir runs/{ROW} && polycert reproduce figure1 --add runs/{ROW}/model.safetensors",
+        f"polycert train {ROW} --run-dir runs/{ROW} && polycert reproduce figure1 --add {trained_model(ROW)}",
     )
     if not curves:
         return Picture("figure1", TITLE, "", None, (missing,))

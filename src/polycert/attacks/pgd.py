@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,17 +15,48 @@ from torch import Tensor, nn
 from polycert.certification.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Graph, Network
+from polycert.graph.fingerprint import network_digest
 from polycert.graph.inputs import as_inputs, as_labels
+from polycert.records.provenance import SampleRecords, box_text
 from polycert.sets.ball import Array, Ball, Region
 from polycert.sets.geometry import power_norm
 
 
-class Attack(NamedTuple):
+class WorstPoints(NamedTuple):
     """The worst point found for each sample, whether it has another class or ties, and its margin."""
 
     inputs: Tensor  # [n, *input_shape]
     success: Tensor  # [n]
     margin: Tensor  # [n]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Attack(SampleRecords):
+    """What an attack found about each sample.
+
+    Attributes:
+        index: position of the sample in its data set.
+        label: the class that was checked.
+        prediction: the model's own class.
+        inputs: the worst point found, `[n, *input_shape]`; it is not in a frame.
+        success: whether it has another class, or ties.
+        margin: its margin.
+        eps, norm, box, steps, restarts, seed: what was asked; network, version: as in `Provenance`.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("index", "label", "prediction", "success", "margin", "eps")
+    ASKED: ClassVar[tuple[str, ...]] = ("steps", "restarts", "seed")
+
+    index: Tensor
+    label: Tensor
+    prediction: Tensor
+    inputs: Tensor
+    success: Tensor
+    margin: Tensor
+    eps: Tensor
+    steps: int
+    restarts: int
+    seed: int
 
 
 def attack(
@@ -51,12 +83,33 @@ def attack(
     """
     if steps < 1 or restarts < 1:
         raise PolycertError(f"an attack needs steps and restarts of at least 1, got {steps} and {restarts}")
-    network, given = as_inputs(net, x)
-    graph, inputs = network.bind(), given.to(network.dtype)
+    network, inputs = as_inputs(net, x)
+    return attack_samples(network, inputs, y, ball, torch.arange(len(inputs)), steps, restarts, seed)
+
+
+def attack_samples(
+    network: Network, x: Tensor, y: Array | None, ball: Ball, index: Tensor, steps: int, restarts: int, seed: int
+) -> Attack:
+    """`attack` on checked samples, with their positions `index` in the data set."""
+    graph = network.bind()
+    inputs = x.to(graph.dtype)
     with torch.no_grad():
-        label = as_labels(y, graph.forward(inputs).argmax(1), classes_of(graph))
-    position = torch.arange(len(inputs))
-    return attack_region(graph, ball.at(inputs), label, position, steps=steps, restarts=restarts, seed=seed)
+        prediction = graph.forward(inputs).argmax(1)
+    label, region = as_labels(y, prediction, classes_of(graph)), ball.at(inputs)
+    hits = attack_region(graph, region, label, index, steps=steps, restarts=restarts, seed=seed)
+    return Attack(
+        index=index,
+        label=label,
+        prediction=prediction,
+        **hits._asdict(),
+        eps=region.eps,
+        norm=region.norm,
+        box=box_text(ball.low, ball.high),
+        steps=steps,
+        restarts=restarts,
+        seed=seed,
+        network=network_digest(network),
+    )
 
 
 def attack_region(
@@ -69,7 +122,7 @@ def attack_region(
     restarts: int,
     seed: int,
     until_success: bool = False,
-) -> Attack:
+) -> WorstPoints:
     """`attack` on the sets of a batch. With `until_success`, restarts skip samples that have a counterexample."""
     best = region.x.clone()
     with torch.no_grad():
@@ -86,7 +139,7 @@ def attack_region(
         better = margin < lowest[index]
         lowest[index] = torch.where(better, margin, lowest[index])
         best[index] = torch.where(over(better, points), points, best[index])
-    return Attack(best, lowest <= 0, lowest)
+    return WorstPoints(best, lowest <= 0, lowest)
 
 
 def apgd_attack(

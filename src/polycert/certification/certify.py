@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import NamedTuple
 
@@ -22,9 +22,10 @@ from polycert.certification.envelope import Envelope, better, classes_of, envelo
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Form, Identity
 from polycert.graph import Graph, Network
+from polycert.graph.fingerprint import network_digest
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
-from polycert.records.bounds import Bounds
-from polycert.records.certificates import Certificates
+from polycert.records.certificates import Bounds, Certificates
+from polycert.records.provenance import box_text
 from polycert.runtime.execution import Progress, over_batches, plain_products
 from polycert.sets.ball import Array, Ball, Region
 from polycert.sets.interval import Rounding, holds
@@ -213,7 +214,8 @@ def certify(
             threads,
             progress,
         )
-    return Certificates.join(parts)
+    found = Certificates.join(parts)
+    return replace(found, box=box_text(ball.low, ball.high), network=network_digest(network))
 
 
 def _certify_part(certifier: Certifier, region: Region, label: Tensor, prediction: Tensor, begin: int) -> Certificates:
@@ -303,7 +305,17 @@ def bounds(
     lower, upper = found[0]
     for low, high in found[1:]:
         lower, upper = torch.maximum(lower, low), torch.minimum(upper, high)
-    return Bounds(lower.reshape(-1, *shape), upper.reshape(-1, *shape))
+    return Bounds(
+        lower.reshape(-1, *shape),
+        upper.reshape(-1, *shape),
+        eps=region.eps,
+        norm=region.norm,
+        box=box_text(ball.low, ball.high),
+        method=method,
+        relaxation=relaxation,
+        rigorous=rigorous,
+        network=network_digest(network) if rigorous else None,
+    )
 
 
 def _spec_form(graph: Graph, spec: Array | None) -> tuple[Form, tuple[int, ...]]:

@@ -21,8 +21,10 @@ from polycert.certification.certify import BatchVerdict, Certifier
 from polycert.certification.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network
+from polycert.graph.fingerprint import network_digest
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
-from polycert.records.radii import Radii
+from polycert.records.certificates import Radii
+from polycert.records.provenance import box_text
 from polycert.runtime.execution import Progress, over_batches, plain_products
 from polycert.sets.ball import Array, Ball, Minimum, Region
 
@@ -184,8 +186,9 @@ def largest_radius(
     region = Ball(norm, upper, low, high, minimum=minimum).at(inputs)
     network.check_inside(region)
     unknown = inputs.new_zeros(len(inputs), dtype=torch.long)
-    labels = None if y is None else as_labels(y, unknown, classes_of(graph))
-    return RadiusSearch(certifier, region, upper, tolerance).run(labels, [strategy], batch, threads, progress)[0]
+    labels = None if y is None else as_labels(y, unknown, classes_of(certifier.graph))
+    found = RadiusSearch(certifier, region, upper, tolerance).run(labels, [strategy], batch, threads, progress)[0]
+    return replace(found, box=box_text(low, high), network=network_digest(network))
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,18 +204,17 @@ class RadiusSearch:
         self, y: Tensor | None, strategies: Sequence[str], batch: int, threads: int, progress: Progress | None = None
     ) -> list[Radii]:
         """The radii that each strategy finds; `y` None takes the model's own predictions."""
-        chosen = [STRATEGIES[name] for name in strategies]
         with plain_products(self.certifier.graph.device):
             parts = over_batches(
-                lambda here: self._batch(here, None if y is None else y[here], chosen),
+                lambda here: self._batch(here, None if y is None else y[here], strategies),
                 len(self.region.x),
                 batch,
                 threads,
                 progress,
             )
-        return [_joined(found) for found in zip(*parts, strict=True)]
+        return [Radii.join(found) for found in zip(*parts, strict=True)]
 
-    def _batch(self, here: slice, y: Tensor | None, strategies: list[Strategy]) -> list[Radii]:
+    def _batch(self, here: slice, y: Tensor | None, strategies: Sequence[str]) -> list[Radii]:
         region, graph = self.region[here], self.certifier.graph
         with torch.no_grad():
             outputs = graph.forward(region.x.to(graph.dtype))
@@ -221,13 +223,30 @@ class RadiusSearch:
         label = as_labels(y, prediction, classes_of(graph))
         bracket = _first(outputs.double(), label, self.upper)
         # All strategies try the middle first: that evaluation is shared, and counted for each.
-        beyond_eps = any(strategy.beyond_eps for strategy in strategies)
+        beyond_eps = any(STRATEGIES[name].beyond_eps for name in strategies)
         tried = self._tried(region, label, bracket, _middle, beyond_eps=beyond_eps)
         found = []
-        for strategy in strategies:
+        for name in strategies:
+            strategy = STRATEGIES[name]
             end = self._closed(region, label, _moved(bracket, tried, strategy.partial), strategy)
             index = torch.arange(here.start, here.start + len(label), device=label.device)
-            found.append(Radii(index, label, prediction, end.low, end.high, end.evaluations))
+            found.append(
+                Radii(
+                    index=index,
+                    label=label,
+                    prediction=prediction,
+                    radius=end.low,
+                    failed=end.high,
+                    evaluations=end.evaluations,
+                    norm=region.norm,
+                    method=self.certifier.method,
+                    relaxation=self.certifier.relaxation,
+                    rigorous=self.certifier.rigorous,
+                    strategy=name,
+                    upper=float(self.upper),
+                    tolerance=self.tolerance,
+                )
+            )
         return found
 
     def _closed(self, region: Region, label: Tensor, bracket: Bracket, strategy: Strategy) -> Bracket:
@@ -264,10 +283,6 @@ def _moved(bracket: Bracket, tried: Tried | None, partial: bool) -> Bracket:
     if tried is None:
         return bracket
     return bracket.put(tried.samples, _narrowed(bracket.at(tried.samples), tried.eps, tried.verdict, partial))
-
-
-def _joined(parts: Sequence[Radii]) -> Radii:
-    return Radii(*(torch.cat([getattr(part, name) for part in parts]) for name in Radii.__dataclass_fields__))
 
 
 def _first(outputs: Tensor, label: Tensor, upper: float) -> Bracket:

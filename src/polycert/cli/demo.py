@@ -22,7 +22,7 @@ from polycert.losses import PER, Plain
 from polycert.models.architectures import build, fc1
 from polycert.models.model_files import save
 from polycert.records.certificates import Certificates
-from polycert.records.files import whole_file
+from polycert.records.run_folder import RunFolder
 from polycert.report import write_report
 from polycert.report.plots import digits, two_phases
 from polycert.sets.ball import Ball
@@ -56,13 +56,13 @@ def demo_command(options: DemoOptions) -> None:
 
 def run(folder: Path, report: Report) -> None:
     """Train, certify, and write the model, records and pictures into `folder`."""
+    files = RunFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     architecture = fc1(SHAPE, hidden=256)
     report(f"training a network 784-256-10 on 2,000 digits with C-PER, l_inf, eps {EPS} …")
     model, metrics = train(architecture_seed=0, epochs=EPOCHS, report=report)
-    with whole_file(folder / "metrics.jsonl") as name:
-        name.write_text("".join(json.dumps(row) + "\n" for row in metrics), encoding="utf-8")
-    save(model, folder / "model.safetensors", architecture, SHAPE)
+    files.write_text(files.metrics, "".join(json.dumps(row) + "\n" for row in metrics))
+    save(model, files.model, architecture, SHAPE)
     network, test = capture(model, SHAPE), data.load("mnist-sample", "test")
     ball = Ball(eps=EPS, low=0.0, high=1.0)
     report("certifying 500 test digits, rigorously …")
@@ -75,9 +75,9 @@ def run(folder: Path, report: Report) -> None:
     found = largest_radius(network, test.x[:40], test.y[:40], upper=0.4, low=0.0, high=1.0)
     digits(test.x[:40], found.radius, folder / "digits.png", target=EPS)
     report("searching for each digit's largest radius and attacking it, for the report …")
-    evaluate(network, test.x, test.y, ball, about=ABOUT, upper=0.4, samples=True, out=folder / "evaluation.json")
+    evaluate(network, test.x, test.y, ball, about=ABOUT, upper=0.4, samples=True, out=files.record)
     write_report([folder], folder / "report.html")
-    report(f"written to {folder}: model.safetensors, certificates.csv, two_phases.png, digits.png")
+    report(f"written to {folder}: {files.model.name}, certificates.csv, two_phases.png, digits.png")
     report(f"open {folder / 'report.html'} in a browser")
 
 

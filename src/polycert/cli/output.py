@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 import typer
 from rich import box
 from rich.console import Console, Group
@@ -15,8 +14,10 @@ from rich.text import Text
 from polycert.cli.exit_status import INTERRUPTED, tell
 from polycert.cli.options import RecordOptions
 from polycert.cli.samples import CheckedSamples, Plan
-from polycert.records.files import save_frame
+from polycert.records.figures import FIGURES, Figure
+from polycert.records.provenance import SampleRecords, box_text
 from polycert.sets.ball import eps_text, norm_text
+from polycert.verification.verdicts import Verdicts
 
 Rows = dict[str, str]
 
@@ -35,17 +36,17 @@ def clean_error(job: CheckedSamples, per_cent: float) -> str:
 
 def about_set(asked: Plan) -> Rows:
     """The norm and the box."""
-    low = "-inf" if asked.low is None else f"{asked.low:g}"
-    high = "inf" if asked.high is None else f"{asked.high:g}"
-    return {"norm": norm_text(asked.norm), "box": f"[{low}, {high}]"}
+    return {"norm": norm_text(asked.norm), "box": box_text(asked.low, asked.high)}
 
 
-def finish(options: RecordOptions, job: CheckedSamples, done: Finished, frame: pd.DataFrame, rows: Rows) -> None:
+def finish(
+    options: RecordOptions, job: CheckedSamples, done: Finished, records: SampleRecords | Verdicts, rows: Rows
+) -> None:
     """Records first, so that a closed pipe loses nothing; then the summary and the exit status."""
     if options.out is not None:
-        save_frame(frame, options.out)
-    rows = {"samples (n)": str(len(frame)), **rows, "seconds": f"{done.seconds:.2f}"}
-    _show(f"{Path(options.model).name} on {job.source}, {len(frame)} of {job.total} samples", rows)
+        records.save(options.out)
+    rows = {"samples (n)": str(len(records)), **rows, "seconds": f"{done.seconds:.2f}"}
+    _show(f"{Path(options.model).name} on {job.source}, {len(records)} of {job.total} samples", rows)
     where = "" if options.out is None else f", written to {options.out}"
     if done.finished < len(job.x):
         tell(f"interrupted: {done.finished} of {len(job.x)} samples were finished{where}", style="yellow")
@@ -57,19 +58,20 @@ def finish(options: RecordOptions, job: CheckedSamples, done: Finished, frame: p
 def show_record(title: str, record: dict[str, Any]) -> None:
     """The figures of an evaluation with their 95 % intervals."""
     rows = {"samples (n)": str(record["n"])}
-    rows |= {name: _figure(name, record[name], *record["intervals"][name]) for name in record["intervals"]}
+    known = (figure for key, figure in FIGURES.items() if key in record["intervals"])
+    rows |= {figure.key: _shown(figure, record[figure.key], *record["intervals"][figure.key]) for figure in known}
     rows |= {"eps": eps_text(record["eps"]), "norm": record["norm"]}
     if "parameter_norm" in record:
         rows["parameter norm"] = f"{record['parameter_norm']:.5g}"
     _show(title, rows | {"seconds": f"{record['seconds']['total']:.1f}"})
 
 
-def _figure(name: str, value: Any, low: float | None, high: float | None) -> str:
-    if name == "CRE_exact":
-        return f"[{value[0]:.2f}, {value[1]:.2f}] %  ({low:.2f} … {high:.2f})"
-    if name.startswith(("CTE", "PGD", "CRE")):
-        return f"{value:.2f} %  ({low:.2f} … {high:.2f})"
-    return f"{value:.5g}" if low is None or high is None else f"{value:.5g}  ({low:.5g} … {high:.5g})"
+def _shown(figure: Figure, value: Any, low: float | None, high: float | None) -> str:
+    """A value with its interval: what has a unit as tables print it, other numbers to five digits."""
+    kind = figure.group.kind
+    form, sign = (figure.form, f" {kind.sign}") if kind.sign else ("{:.5g}", "")
+    text = f"[{', '.join(form.format(end) for end in value)}]" if kind.pair else form.format(value)
+    return f"{text}{sign}" + ("" if low is None or high is None else f"  ({form.format(low)} … {form.format(high)})")
 
 
 def _show(title: str, rows: Rows) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pandas as pd
 from torch import Tensor
 
 from polycert.certification.radius import STRATEGIES, largest_radius
@@ -15,9 +14,9 @@ from polycert.cli.output import Finished, clean_error, finish
 from polycert.cli.progress import Advance, in_slices, progress_bar
 from polycert.cli.proof_options import about_proof, check, settings
 from polycert.cli.samples import plan, prepare
-from polycert.records.radii import Radii
+from polycert.records.certificates import Radii
 from polycert.runtime.execution import processes
-from polycert.sets.ball import Ball, norm_text
+from polycert.sets.ball import Ball
 
 
 def radius_command(options: RadiusOptions) -> None:
@@ -54,15 +53,8 @@ def radius_command(options: RadiusOptions) -> None:
         done = in_slices(job, bar, "searching", ask, team)
     if not team.first:
         return
-    frame = pd.concat([part.to_frame() for part in done.parts], ignore_index=True).assign(
-        norm=norm_text(asked.norm),
-        method=options.method,
-        relaxation=options.relaxation,
-        rigorous=not options.fast,
-        strategy=options.strategy,
-        upper=upper,
-        tolerance=tolerance,
-    )
+    found = Radii.join(done.parts)
+    frame = found.rows()
     wrong = 100 * float((frame["prediction"] != frame["label"]).mean())
     rows = {
         "clean error (CTE)": clean_error(job, wrong),
@@ -73,4 +65,4 @@ def radius_command(options: RadiusOptions) -> None:
         "strategy": options.strategy,
         "upper, tolerance": f"{options.upper}, {options.tolerance}",
     }
-    finish(options, job, Finished(done.count, done.seconds), frame, rows | about_proof(options, asked))
+    finish(options, job, Finished(done.count, done.seconds), found, rows | about_proof(options, asked))

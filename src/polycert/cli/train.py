@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -15,11 +17,12 @@ from polycert.cli.exit_status import INTERRUPTED, tell
 from polycert.cli.options import TrainOptions
 from polycert.cli.progress import progress_bar
 from polycert.cli.train_options import checked, machine
+from polycert.errors import PolycertError
+from polycert.records.figures import VALIDATION
+from polycert.records.run_folder import RunFolder
 from polycert.runtime.execution import Processes, processes
 from polycert.training import Recipe, Run, TrainingProgress, library, prepare, train
 from polycert.training.recipe_files import to_toml
-from polycert.training.run_folder import RunFolder
-from polycert.training.tensorboard import tensorboard_report
 
 Report = Callable[[TrainingProgress], None]
 
@@ -76,8 +79,7 @@ def _summary(run: Run, row: dict[str, Any]) -> str:
 
 
 def _errors(row: dict[str, Any]) -> str:
-    names = {"validation_CTE": "clean error", "validation_CRE": "certified error"}
-    return ", ".join(f"{name} {row[key]:.2f} %" for key, name in names.items() if key in row)
+    return ", ".join(f"{name} {row[key]:.2f} %" for key, name in VALIDATION.items() if key in row)
 
 
 @contextmanager
@@ -86,7 +88,7 @@ def _reporting(options: TrainOptions, recipe: Recipe, team: Processes) -> Iterat
     reports: list[Report] = []
     quiet = options.quiet or not team.first
     if team.first and options.tensorboard and options.run_dir is not None:
-        reports.append(tensorboard_report(options.run_dir))
+        reports.append(_tensorboard(options.run_dir))
     with progress_bar(quiet=quiet) as bar:
         if not quiet:
             reports.append(_advance(bar, recipe) if Console(stderr=True).is_terminal else _line(recipe))
@@ -125,5 +127,27 @@ def _line(recipe: Recipe) -> Report:
             row = moment.metrics
             parts = [f"loss {row['loss']:.4f}", f"eps {row['eps']:.4g}", _errors(row), f"{row['seconds']:.0f} s"]
             tell(f"epoch {row['epoch']} of {recipe.epochs}: {', '.join(filter(None, parts))}")
+
+    return report
+
+
+def _tensorboard(folder: Path) -> Report:
+    """A report that writes each epoch's metrics into `folder`."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise PolycertError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+
+    @cache
+    def writer() -> Any:  # makes the folder: not before a first epoch is done
+        return SummaryWriter(str(folder / "tensorboard"))
+
+    def report(moment: TrainingProgress) -> None:
+        if moment.metrics is None:
+            return
+        for key, value in moment.metrics.items():
+            if key != "epoch":
+                writer().add_scalar(key, value, moment.epoch + 1)
+        writer().flush()
 
     return report

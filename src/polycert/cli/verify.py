@@ -69,7 +69,7 @@ def verify_command(options: VerifyOptions) -> None:
         tell(f"{resumed} of {len(found)} verdicts were taken over from the journal of an earlier run")
     done = Finished(len(found), time.perf_counter() - clock)
     frame = verdicts.to_frame()
-    finish(options, job, done, frame, _summary(job, verdicts, frame) | {"eps": options.eps} | about_set(asked))
+    finish(options, job, done, verdicts, _summary(job, verdicts, frame) | {"eps": options.eps} | about_set(asked))
 
 
 def _decide(

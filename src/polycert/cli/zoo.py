@@ -10,10 +10,11 @@ from polycert import zoo
 from polycert.cli.exit_status import BadUsage, tell, usage
 from polycert.cli.options import ZooOptions
 from polycert.cli.output import show_record
+from polycert.records.figures import FIGURES
 
 ENDLESS = 10_000  # characters
 FACTS = ("dataset", "architecture", "method", "norm", "eps")
-FIGURES = ("CTE", "PGD_strong", "CRE_Lin", "CRE_CROWN", "CRE_IBP", "ACB_PEC")
+SHORT = [figure.key for figure in FIGURES.values() if figure.short]
 
 
 def zoo_command(options: ZooOptions) -> None:
@@ -36,12 +37,12 @@ def zoo_command(options: ZooOptions) -> None:
 
 def _list() -> None:
     table = Table(box=box.SIMPLE)
-    for title in ("model", *FACTS, *FIGURES):
+    for title in ("model", *FACTS, *SHORT):
         table.add_column(title, justify="left" if title in ("model", *FACTS[:3]) else "right", no_wrap=True)
     for name in zoo.names():
         record = zoo.entry(name).record
         facts = [_text(record.get(fact)) for fact in FACTS]
-        table.add_row(name, *facts, *(_text(record.get(figure)) for figure in FIGURES))
+        table.add_row(name, *facts, *(_text(record.get(figure)) for figure in SHORT))
     # A terminal that is too narrow wraps lines; rich would cut names and figures off.
     needed = Console(width=ENDLESS).measure(table).maximum
     Console(highlight=False, width=max(Console().width, needed)).print(table)

@@ -12,14 +12,12 @@ from polycert.certification.certify import Certifier, certify
 from polycert.certification.radius import RadiusSearch
 from polycert.evaluation.settings import EvaluationQuestion, Stage
 from polycert.graph import Graph
-from polycert.records.certificates import Certificates
-from polycert.records.radii import Radii
+from polycert.records.certificates import Certificates, Radii
+from polycert.records.figures import COUNTS, SEARCHES
 from polycert.rules import Activation
 from polycert.runtime.execution import over_batches, plain_products
 from polycert.sets.ball import Region
 
-COUNTS = ("unstable", "active", "inactive")
-STRATEGIES = ("bisection", "envelope", "root")
 Columns = dict[str, Tensor]
 
 
@@ -95,7 +93,7 @@ def search(question: EvaluationQuestion, radius: Tensor, stage: Stage) -> Column
     The searches themselves are fast ones, as in the paper. What they find is then proved with all rounding covered,
     in one evaluation at the radius found; `radius`, proved at eps, counts as well.
     """
-    names = ("largest", *(f"evaluations_{name}" for name in STRATEGIES))
+    names = ("largest", *(f"evaluations_{name}" for name in SEARCHES))
     found = {name: torch.full((len(question),), torch.nan, dtype=torch.float64) for name in names}
     chosen = question.searched.nonzero().squeeze(1)
     if len(chosen) == 0:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from polycert import __version__
-from polycert.evaluation.attacks import describe
 from polycert.evaluation.exact import ExactSettings, exact_verdicts
 from polycert.evaluation.measurements import Measurements, MeasurementStore, joined, slices
+from polycert.evaluation.record import make_record
 from polycert.evaluation.settings import (
     EvaluationQuestion,
     EvaluationSettings,
@@ -24,14 +23,12 @@ from polycert.evaluation.settings import (
     one_eps,
     usual_upper,
 )
-from polycert.evaluation.table_row import parameter_record, summary
 from polycert.graph import Network
 from polycert.records.evaluation import Evaluation, beside, check_record
 from polycert.runtime.execution import Processes
-from polycert.sets.ball import Array, Ball, norm_text
+from polycert.sets.ball import Array, Ball
 
 Report = Callable[[int, int, str], None]  # samples finished, samples in all, what is being done
-FACTS = ("model", "dataset", "architecture", "activation", "norm", "eps", "method", "seed")
 ALONE = Processes()
 
 
@@ -192,34 +189,3 @@ def _with_exact(
         resumed = resumed | {"exact verdicts": taken}
     seconds = part.seconds | {"exact": time.perf_counter() - clock}
     return replace(part, columns=part.columns | {"status": status}, seconds=seconds, resumed=resumed)
-
-
-def make_record(
-    question: EvaluationQuestion, about: Mapping[str, Any], whole: Measurements, exact: ExactSettings | None
-) -> dict[str, Any]:
-    """The row: facts, figures, and how they were found."""
-    settings, leak = question.settings, about.get("test_leak")
-    facts = {**about, "norm": norm_text(question.ball.norm), "eps": question.eps}
-    record: dict[str, Any] = {name: facts[name] for name in FACTS if facts.get(name) is not None}
-    record["attack"] = describe(settings.steps, settings.restarts, settings.seed)
-    record |= summary(whole.columns, question.eps)
-    if leak is not None:
-        clean = ~leaked(whole.columns["index"], leak)
-        if clean.any():
-            record["clean_half"] = summary({k: v[clean] for k, v in whole.columns.items()}, question.eps)
-    record |= {"upper": settings.upper, "tolerance": settings.tolerance, "rigorous": settings.rigorous}
-    if not math.isinf(question.ball.norm):
-        record["minimum"] = question.ball.minimum
-    if exact is not None:
-        record["exact"] = {"seconds": exact.seconds, "timeout": exact.timeout}
-    record |= parameter_record(question.network)
-    seconds = {name: round(value, 2) for name, value in whole.seconds.items()}
-    record["seconds"] = seconds | {"total": round(sum(whole.seconds.values()), 2)}
-    last = {name: about[name] for name in ("command", "training") if name in about}
-    return record | last | {"version": __version__}
-
-
-def leaked(index: np.ndarray, leak: Mapping[str, Any]) -> np.ndarray:
-    """Positions of the test set that training has seen: `start <= i % batch < stop`."""
-    place = index % int(leak["batch"])
-    return (place >= int(leak["start"])) & (place < int(leak["stop"]))

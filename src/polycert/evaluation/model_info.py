@@ -10,16 +10,13 @@ from typing import Any
 from polycert.errors import PolycertError
 from polycert.models.architectures import ARCHITECTURES
 from polycert.models.model_files import ModelFile, load_module
-from polycert.training.metrics import read_metrics
+from polycert.records.run_folder import RunFolder
 from polycert.training.recipe import Recipe, make_recipe
-from polycert.training.recipe_files import read_recipe
-from polycert.training.recipe_library import library
-from polycert.training.run_folder import RunFolder
+from polycert.training.recipe_files import library, read_recipe
 
 NORMS = {"linf": "inf", "l2": "2", "l1": "1"}
 # Not part of what makes a recipe another one.
 FREE = ("about", "seed")
-RUN_FILES = ("model.safetensors", "recipe.toml")  # as `polycert train` leaves them
 
 
 def about_model(model: str) -> dict[str, Any]:
@@ -32,9 +29,9 @@ def about_model(model: str) -> dict[str, Any]:
     if path.suffix == ".npz":
         return {"model": path.stem, **_of_entry(load_module(path).about)}
     if path.suffix == ".safetensors":
-        recipe = path.parent / RUN_FILES[1]
-        if path.name == RUN_FILES[0] and recipe.is_file():
-            return {"model": path.resolve().parent.name, **_of_recipe(recipe), "training": training_record(path.parent)}
+        run = RunFolder(path.parent)
+        if path == run.model and run.recipe.is_file():
+            return {"model": path.resolve().parent.name, **_of_recipe(run.recipe), "training": training_record(run)}
         return {"model": path.stem, **_of_architecture(load_module(path))}
     return {"model": path.stem if path.exists() else model}
 
@@ -76,11 +73,10 @@ def _of_architecture(file: ModelFile) -> dict[str, Any]:
     return {}
 
 
-def training_record(folder: Path) -> dict[str, Any]:
+def training_record(run: RunFolder) -> dict[str, Any]:
     """The entry `training` of a record; CPU time is that of the first process."""
-    run = RunFolder(folder)
-    recipe, metrics = read_recipe(str(run.recipe)), read_metrics(run.metrics)
-    whole = f"{command(recipe)} --run-dir {shlex.quote(str(folder))}"
+    recipe, metrics = read_recipe(str(run.recipe)), run.read_metrics()
+    whole = f"{command(recipe, run.recipe.name)} --run-dir {shlex.quote(str(run.path))}"
     found: dict[str, Any] = {"command": whole, "recipe": recipe.plain(), "epochs": len(metrics)}
     for key, name in (("seconds", "minutes_wall"), ("seconds_cpu", "minutes_cpu")):
         if metrics and key in metrics[-1]:
@@ -88,14 +84,14 @@ def training_record(folder: Path) -> dict[str, Any]:
     return found | {"metrics": metrics}
 
 
-def command(recipe: Recipe) -> str:
-    """What trains this recipe: by its name in the library if it has one."""
+def command(recipe: Recipe, file: str) -> str:
+    """What trains this recipe: by its name in the library if it has one, else by its file."""
     seed = f" --set seed={recipe.seed}" if recipe.seed else ""
     own = _compared(recipe)
     for name, values in library().items():
         if values["method"] == recipe.method and _compared(make_recipe(values)) == own:
             return f"polycert train {name}{seed}"
-    return "polycert train recipe.toml"
+    return f"polycert train {file}"
 
 
 def _compared(recipe: Recipe) -> dict[str, Any]:

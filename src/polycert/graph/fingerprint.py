@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cached_property, partial, singledispatch
@@ -16,13 +16,14 @@ from hashlib import sha256
 from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.graph.graph import Graph, Node
+from polycert.graph.graph import Digested, Graph, Network, Node
 
 Write = Callable[[bytes | memoryview], None]
 
@@ -45,6 +46,50 @@ def fingerprint(*values: object) -> str:
     found = sha256()
     _put((PROOFS, values), found.update)
     return found.hexdigest()
+
+
+def network_digest(network: Network) -> str | None:
+    """SHA-256 of a network as it is now, by which records name it; None for ops without a fingerprint.
+
+    It is taken anew only where a tensor is another one or has changed: for one sample it would cost as much as a proof.
+    """
+    graph = network.bind()
+    tensors, kept = list(_tensors(graph.nodes)), network.digested
+    try:
+        marks = [_mark(tensor) for tensor in tensors]
+        if kept is None or kept.marks != marks or any(a is not b for a, b in zip(kept.tensors, tensors, strict=True)):
+            found = sha256()
+            _put(graph, found.update)
+            kept = Digested(found.hexdigest(), tensors, marks)
+            object.__setattr__(network, "digested", kept)  # networks may be frozen, and this changes nothing about one
+    except PolycertError:
+        return None
+    return kept.digest
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of some nodes, wherever they are in their ops."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts = (getattr(value, item.name) for item in fields(value)) if is_dataclass(value) else value
+    if is_dataclass(value) or isinstance(value, (tuple, list)):
+        for part in parts:
+            yield from _tensors(part)
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    """Changes in place raise a tensor's version; those that go round it, by `.data`, show in a checksum."""
+    return 0 if tensor.is_inference() else tensor._version, crc32(_bytes(tensor).data)
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    """The content of a tensor as bytes `[n]`."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise PolycertError(f"no fingerprint of a tensor in layout {tensor.layout}: give a dense one")
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # An expanded tensor of one number counts as contiguous, but has stride 0.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 @singledispatch
@@ -166,11 +211,7 @@ def _(value: dict[Any, Any], write: Write) -> None:
 
 @_put.register(Tensor)
 def _(value: Tensor, write: Write) -> None:
-    if value.layout != torch.strided or value.is_quantized:
-        raise PolycertError(f"no fingerprint of a tensor in layout {value.layout}: give a dense one")
-    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    flat = plain.as_strided((plain.numel(),), (1,))  # a single number that was expanded may have the stride 0
-    _put_array(f"tensor of {value.dtype}", value.shape, flat.view(torch.uint8).numpy(), write)
+    _put_array(f"tensor of {value.dtype}", value.shape, _bytes(value), write)
 
 
 @_put.register(np.ndarray)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -173,11 +173,20 @@ def prune(nodes: Sequence[Node], output: int) -> tuple[Node, ...]:
     )
 
 
+class Digested(NamedTuple):
+    """A network's digest, the tensors that it was taken of, and what tells whether those have changed."""
+
+    digest: str
+    tensors: list[Tensor]
+    marks: list[tuple[int, int]]
+
+
 class Network(ABC):
     """What `pc.capture` and `pc.load` return and every other function takes."""
 
     input_shape: Shape
     output_shape: Shape
+    digested: Digested | None = None  # see `fingerprint.network_digest`
 
     @abstractmethod
     def bind(self, dtype: torch.dtype | None = None) -> Graph:

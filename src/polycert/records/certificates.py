@@ -1,23 +1,20 @@
-"""`Certificates`: the one record of results that tables, figures and reports read."""
+"""What bounds prove about each sample: `Certificates`, the largest `Radii`, and `Bounds` of outputs."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from polycert.errors import PolycertError
-from polycert.records.files import save_frame
-from polycert.sets.ball import norm_text
+from polycert.records.provenance import Provenance, SampleRecords
 
 
-@dataclass(frozen=True, eq=False)
-class Certificates:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Certificates(SampleRecords):
     """What was proved about each sample of a batch.
 
     Attributes:
@@ -30,8 +27,14 @@ class Certificates:
         nearest: the other class whose border is nearest (by distance, or by margin where the ball is proved).
         dtype: floating-point type in which the sample was decided.
         seconds: time per sample of its batch.
-        eps, norm, method, relaxation, rigorous: what was asked.
+        eps, norm, box, method, relaxation, rigorous: what was asked; network, version: as in `Provenance`.
     """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        *("index", "label", "prediction", "certified", "radius", "margin", "nearest", "eps", "seconds"),
+        *("status", "dtype"),
+    )
+    ASKED: ClassVar[tuple[str, ...]] = ("method", "relaxation", "rigorous")
 
     index: Tensor
     label: Tensor
@@ -43,33 +46,14 @@ class Certificates:
     eps: Tensor
     seconds: Tensor
     dtype: tuple[str, ...]
-    norm: float
     method: str
     relaxation: str
     rigorous: bool
 
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row per sample."""
-        columns = (
-            "index",
-            "label",
-            "prediction",
-            "certified",
-            "radius",
-            "margin",
-            "nearest",
-            "eps",
-            "seconds",
-        )
-        frame = pd.DataFrame({name: getattr(self, name).cpu().numpy() for name in columns})
-        frame["status"] = [self._status(k) for k in range(len(self))]
-        frame["dtype"] = list(self.dtype)
-        for name in ("norm", "method", "relaxation", "rigorous"):
-            frame[name] = norm_text(self.norm) if name == "norm" else getattr(self, name)
-        return frame
+    @property
+    def status(self) -> tuple[str, ...]:
+        """`certified`, `partial`, `unproved` or `misclassified`, for each sample."""
+        return tuple(self._status(k) for k in range(len(self)))
 
     def _status(self, k: int) -> str:
         if bool(self.certified[k]):
@@ -77,10 +61,6 @@ class Certificates:
         if int(self.prediction[k]) != int(self.label[k]):
             return "misclassified"
         return "partial" if float(self.radius[k]) > 0 else "unproved"
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `.csv`, `.json` or `.parquet`, whole or not at all."""
-        save_frame(self.to_frame(), path)
 
     def summary(self) -> dict[str, float]:
         """Clean error, certified robust error (per cent) and the average certified bound."""
@@ -92,16 +72,72 @@ class Certificates:
             "ACB": float(self.radius.sum()) / count,
         }
 
-    @staticmethod
-    def join(parts: Sequence[Certificates]) -> Certificates:
-        """The records of several batches as one."""
-        if not parts:
-            raise PolycertError("there are no samples: give at least one")
-        joined: dict[str, Any] = {}
-        for item in fields(Certificates):
-            values = [getattr(part, item.name) for part in parts]
-            if isinstance(values[0], Tensor):
-                joined[item.name] = torch.cat(values)
-            else:
-                joined[item.name] = sum(values, ()) if item.name == "dtype" else values[0]
-        return Certificates(**joined)
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Radii(SampleRecords):
+    """The largest certified radius of each sample, and what it cost.
+
+    Attributes:
+        index: position of the sample in its data set.
+        label: the class that was checked.
+        prediction: the model's own class.
+        radius: the certified end of the bracket, float64.
+        failed: the smallest eps that was tried and not certified whole; the upper end if all were.
+        evaluations: how often bounds were computed.
+        norm, box, method, relaxation, rigorous, strategy, upper, tolerance: what was asked.
+        network, version: as in `Provenance`.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ("index", "label", "prediction", "radius", "failed", "evaluations")
+    ASKED: ClassVar[tuple[str, ...]] = ("method", "relaxation", "rigorous", "strategy", "upper", "tolerance")
+
+    index: Tensor
+    label: Tensor
+    prediction: Tensor
+    radius: Tensor
+    failed: Tensor
+    evaluations: Tensor
+    method: str
+    relaxation: str
+    rigorous: bool
+    strategy: str
+    upper: float
+    tolerance: float
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds(Provenance):
+    """Elementwise bounds of outputs, or of rows of them, over each sample's set; they unpack as `lower, upper`.
+
+    Attributes:
+        lower, upper: `[n, *outputs]`, or `[n, rows]`.
+        eps: radius of each sample's ball.
+        norm, box, method, relaxation, rigorous: what was asked.
+        network: only of rigorous bounds; others may be a step of a training. version: as in `Provenance`.
+    """
+
+    ASKED: ClassVar[tuple[str, ...]] = ("method", "relaxation", "rigorous")
+
+    lower: Tensor
+    upper: Tensor
+    eps: Tensor
+    method: str
+    relaxation: str
+    rigorous: bool
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.lower, self.upper))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, side: int) -> Tensor:
+        return (self.lower, self.upper)[side]
+
+    def rows(self) -> pd.DataFrame:
+        """One row for each sample and output."""
+        lower, upper = (end.detach().cpu().double().flatten(1) for end in self)
+        index, output = torch.meshgrid(*map(torch.arange, lower.shape), indexing="ij")
+        eps = self.eps.cpu()[:, None].expand_as(lower)
+        columns = {"index": index, "output": output, "lower": lower, "upper": upper, "eps": eps}
+        return pd.DataFrame({name: values.flatten().numpy() for name, values in columns.items()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from polycert.errors import PolycertError
-from polycert.records.files import check_output, save_frame, whole_file
+from polycert.records.files import check_output, finite, save_frame, whole_file
 
-COLUMNS = [
+MEASURED = [
     "index",
     "label",
     "prediction",
@@ -34,6 +33,8 @@ COLUMNS = [
     "evaluations_envelope",
     "evaluations_root",
 ]
+ORIGIN = ["norm", "eps", "box", "rigorous", "network", "version"]  # of the record, on every line of the samples
+COLUMNS = [*MEASURED, *ORIGIN]
 _FLAT_LIST = re.compile(r"\[[^\[\]{}\"]*\]")
 EXAMPLES = 24  # of the samples with the smallest and with the largest certified radius, each
 
@@ -57,14 +58,15 @@ class Evaluation:
     resumed: Mapping[str, int] = field(default_factory=dict)
 
     def to_frame(self) -> pd.DataFrame:
-        """One line for each sample."""
-        frame = pd.DataFrame({name: self.columns[name] for name in COLUMNS if name in self.columns})
+        """One line for each sample, with what the record says about its origin."""
+        frame = pd.DataFrame({name: self.columns[name] for name in MEASURED if name in self.columns})
         for name in (name for name in frame.columns if name.startswith("evaluations_")):
             frame[name] = frame[name].astype("Int64")  # missing where the sample was not searched
         if "attack_radius" not in frame:
             frame["attack_radius"] = np.nan
         status = frame["status"].replace("", None) if "status" in frame else None
-        return frame.assign(status=pd.Series(status, index=frame.index, dtype="object"))[COLUMNS]
+        origin = {name: self.record[name] for name in ORIGIN}
+        return frame.assign(status=pd.Series(status, index=frame.index, dtype="object"), **origin)[COLUMNS]
 
     def examples(self) -> dict[str, np.ndarray]:
         """The samples with the smallest and with the largest certified radius; where those tie, in their order.
@@ -109,14 +111,5 @@ def beside(path: Path, ending: str) -> Path:
 
 def record_text(record: Mapping[str, Any]) -> str:
     """A record as JSON, lists of numbers on one line."""
-    text = json.dumps(_finite(record), indent=1)
+    text = json.dumps(finite(record), indent=1)
     return _FLAT_LIST.sub(lambda found: " ".join(found[0].split()), text) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: such ends of intervals become null."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,15 @@ from polycert.errors import PolycertError
 def _write_json(frame: pd.DataFrame, path: Path) -> None:
     # Numbers as Python prints them, which reads back exactly: a radius must never be rounded up.
     rows = frame.to_dict(orient="records")
-    records = [{key: _json_value(value) for key, value in row.items()} for row in rows]
-    path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(finite(rows), indent=1) + "\n", encoding="utf-8")
 
 
-def _json_value(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON lacks: they become null."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -14,15 +14,15 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from polycert.errors import PolycertError
+from polycert.records.figures import STATUSES, VALIDATION
 from polycert.records.files import check_place, whole_file
-from polycert.report.headline import cards, contradictions, headline, shares
-from polycert.report.packed_columns import STATUSES, pack_samples
-from polycert.report.records_table import table
+from polycert.records.run_folder import RunFolder
+from polycert.report.overview import cards, contradictions, headline, shares, table
 from polycert.report.runs import ReportedModel, gather
-from polycert.report.sample_images import pictures
+from polycert.report.samples import pack_samples, pictures
 
 SCRIPTS = ("data.js", "charts.js", "results.js", "samples.js", "page.js")
-CURVES = ("epoch", "loss", "eps", "lr", "validation_CTE", "validation_CRE")
+CURVES = ("epoch", "loss", "eps", "lr", *VALIDATION)
 FACTS = ("dataset", "architecture", "activation", "method", "norm", "eps", "n", "seed", "version")
 
 
@@ -148,7 +148,7 @@ def _missing(run: ReportedModel, drawn: bool) -> dict[str, str]:
 
 
 def _record_path(run: ReportedModel) -> Path:
-    return run.path if run.record else run.path / "evaluation.json"
+    return run.path if run.record else RunFolder(run.path).record
 
 
 def _asset(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,10 @@ import pyarrow.parquet
 from pandas.api.types import is_numeric_dtype
 
 from polycert.errors import PolycertError
-from polycert.runtime.limits import ENTRIES, RECIPE, parse_json, parse_toml, read_arrays, read_text
-from polycert.training.metrics import read_metrics
+from polycert.records.evaluation import beside
+from polycert.records.files import finite
+from polycert.records.run_folder import RunFolder
+from polycert.runtime.limits import ENTRIES, parse_json, read_arrays, read_text
 
 Record = Mapping[str, Any]
 FloatArray = npt.NDArray[np.float32]
@@ -93,13 +94,14 @@ def _of_file(path: Path) -> Iterator[ReportedModel]:
             f"{str(path)!r} is not a record: it must be one object with {', '.join(RECORD_KEYS)} "
             "(eps and n are numbers), as `polycert evaluate` writes"
         )
-    yield _with_files(path, _finite(content))
+    yield _with_files(path, finite(content))
 
 
 def _of_folder(folder: Path) -> Iterator[ReportedModel]:
     """The runs of a folder and of those below it."""
-    if _trained(folder):
-        yield from _of_training(folder)
+    run = RunFolder(folder)
+    if run.trained:
+        yield from _of_training(run)
         return
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
@@ -107,21 +109,17 @@ def _of_folder(folder: Path) -> Iterator[ReportedModel]:
         if path.is_dir():
             yield from _of_folder(path)
         elif path.suffix == ".json" and _is_record(content := _read_json(path)):
-            yield _with_files(path, _finite(content))
+            yield _with_files(path, finite(content))
 
 
-def _trained(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("recipe.toml", "metrics.jsonl"))
-
-
-def _of_training(folder: Path) -> Iterator[ReportedModel]:
+def _of_training(run: RunFolder) -> Iterator[ReportedModel]:
     """One run per record of the folder; the training alone if it has none."""
-    recipe, metrics = _read_recipe(folder / "recipe.toml"), _finite(read_metrics(folder / "metrics.jsonl"))
-    records = [(path, content) for path in sorted(folder.glob("*.json")) if _is_record(content := _read_json(path))]
+    recipe, metrics = run.read_recipe(), finite(run.read_metrics())
+    records = [(path, content) for path in sorted(run.path.glob("*.json")) if _is_record(content := _read_json(path))]
     if not records:
-        yield ReportedModel(name=folder.resolve().name, path=folder, metrics=metrics, recipe=recipe)
+        yield ReportedModel(name=run.path.resolve().name, path=run.path, metrics=metrics, recipe=recipe)
     for path, content in records:
-        yield _with_files(path, _finite(content), metrics, recipe)
+        yield _with_files(path, finite(content), metrics, recipe)
 
 
 def _with_files(
@@ -133,8 +131,8 @@ def _with_files(
         name=str(record["model"]),
         path=path,
         record=record,
-        samples=read_samples(path.with_suffix(".samples.parquet")),
-        examples=read_examples(path.with_suffix(".examples.npz")),
+        samples=read_samples(beside(path, "samples.parquet")),
+        examples=read_examples(beside(path, "examples.npz")),
         metrics=metrics or [row for row in own if isinstance(row, Mapping)],
         recipe=recipe or {},
     )
@@ -151,24 +149,6 @@ def _read_json(path: Path) -> Any:
         return parse_json(read_text(path))
     except ValueError as error:
         raise PolycertError(f"{str(path)!r} is not JSON ({error}): write it again") from error
-
-
-def _finite(value: Any) -> Any:
-    """The same without NaN and infinities, which JSON in a browser lacks."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _read_recipe(path: Path) -> Record:
-    if not path.is_file():
-        return {}
-    try:
-        return parse_toml(read_text(path, RECIPE))
-    except ValueError as error:
-        raise PolycertError(f"{str(path)!r} is not TOML ({error}): restore the file that the training wrote") from error
 
 
 def read_samples(path: Path) -> pd.DataFrame | None:

@@ -2,7 +2,6 @@
 
 from polycert.training.loop import Run, TrainingProgress, prepare, train
 from polycert.training.recipe import Recipe, make_recipe
-from polycert.training.recipe_files import read_recipe
-from polycert.training.recipe_library import library
+from polycert.training.recipe_files import library, read_recipe
 
 __all__ = ["Recipe", "Run", "TrainingProgress", "library", "make_recipe", "prepare", "read_recipe", "train"]

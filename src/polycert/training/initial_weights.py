@@ -1,17 +1,36 @@
-"""Weights to begin a run with: a published model's, or a file's."""
+"""Weights to begin a run with: a published model's, or a file's, with its dead units revived.
+
+Training for large radii kills units: on MNIST at eps 0.3 many filters of a small network end up constant. A copy of a
+living unit in the place of an idle one, with the weights that lead out of it shared between the two, changes the
+function and its interval bounds no more than the idle unit did; from there the two can part.
+"""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from polycert import zoo
+from polycert.certification.certify import bounds
 from polycert.errors import PolycertError
 from polycert.models.model_files import load_module
+from polycert.records.run_folder import RunFolder
+from polycert.sets.ball import Ball
 from polycert.training.recipe import Recipe
 from polycert.training.recipe_files import read_recipe
+
+Weighted = nn.Linear | nn.Conv2d
+# What may stand between two layers besides ReLUs, so that all weights that lead out of a unit are found together.
+_JOINTS: dict[tuple[type, type], list[type]] = {
+    (nn.Linear, nn.Linear): [],
+    (nn.Conv2d, nn.Conv2d): [],
+    (nn.Conv2d, nn.Linear): [nn.Flatten],
+}
+IDLE = 0.01  # of the largest effect on the next layer: units with less are idle
 
 
 class InitialWeights(NamedTuple):
@@ -58,9 +77,81 @@ def _refused(why: str) -> PolycertError:
 def _find(start: str) -> InitialWeights:
     path = Path(start)
     if path.is_file():
-        return InitialWeights(path, path.with_name("recipe.toml"))
+        return InitialWeights(path, RunFolder(path.parent).recipe)
     if start not in zoo.names():
         raise _refused(f"{start!r} is neither a file nor a model of the zoo: polycert zoo lists those")
     found = zoo.entry(start)
     found.verify()
     return InitialWeights(found.path(), found.path(zoo.RECIPE))
+
+
+@torch.no_grad()
+def revive_dead_units(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: int) -> int:
+    """Make copies of living units of idle ones, layer by layer; how many.
+
+    Args:
+        module: layers with weights; only pairs with nothing but ReLUs between them are looked at, and convolutions
+            whose channels are flattened for a dense layer.
+        x, ball: samples `[n, *input_shape]` and the set around each, where a unit is idle or is not.
+        spread: how unevenly a unit and its copy share the weights that lead out, in relative terms; 0 leaves them
+            equal for ever.
+        seed: of the shares.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    revived = 0
+    weighted = [(k, layer) for k, layer in enumerate(module) if isinstance(layer, Weighted)]
+    for (k, layer), (j, following) in pairwise(weighted):
+        between = [type(one) for one in list(module)[k + 1 : j] if not isinstance(one, nn.ReLU)]
+        if between != _JOINTS.get((type(layer), type(following))) or not _plain(layer) or not _plain(following):
+            continue
+        lowest, highest = _range(nn.Sequential(*list(module)[: k + 1]), x, ball)
+        outgoing = _outgoing(following, len(lowest))
+        effect = (highest - lowest) * outgoing.abs().sum((0, 2))
+        idle = effect <= IDLE * effect.max()
+        if idle.all():
+            continue
+        # What constant units add to the next layer's outputs; right but for the border of one with padding.
+        assert following.bias is not None
+        following.bias += outgoing.sum(2)[:, idle] @ ((lowest + highest) / 2)[idle]
+        outgoing[:, idle] = 0
+        sources = _largest(layer.weight, ~idle)
+        for position, unit in enumerate(idle.nonzero().flatten().tolist()):
+            _split(layer, outgoing, sources[position % len(sources)], unit, spread, generator)
+            revived += 1
+    return revived
+
+
+def _plain(layer: Weighted) -> bool:
+    """Whether every output sees every unit, and has a bias that takes up what is constant."""
+    return layer.bias is not None and (isinstance(layer, nn.Linear) or layer.groups == 1)
+
+
+def _outgoing(following: Weighted, units: int) -> Tensor:
+    """The weights that lead out of the units or channels before a layer, a view `[out, units, weights of each]`."""
+    return following.weight.view(len(following.weight), units, -1)
+
+
+def _range(part: nn.Sequential, x: Tensor, ball: Ball) -> tuple[Tensor, Tensor]:
+    """The least and the largest value of each unit or channel after its ReLU, by intervals, over all samples."""
+    found = bounds(part, x, ball, method="ibp", rigorous=False)
+    units = [0, *range(2, found.lower.dim())]
+    return found.lower.amin(units).relu(), found.upper.amax(units).relu()
+
+
+def _largest(weight: Tensor, living: Tensor) -> list[int]:
+    """The living units, those with the largest weights first."""
+    size = weight.flatten(1).norm(dim=1).masked_fill(~living, -1.0)
+    return [int(unit) for unit in size.argsort(descending=True)[: int(living.sum())]]
+
+
+def _split(
+    layer: Weighted, outgoing: Tensor, source: int, unit: int, spread: float, generator: torch.Generator
+) -> None:
+    """Make the unit a copy of the source, and let the two share what leads out of the source."""
+    for tensor in layer.parameters():  # weight and bias
+        tensor[unit] = tensor[source]
+    half = outgoing[:, source] / 2
+    # Shares of one sign add up to what they were in absolute value too, which is what intervals see.
+    uneven = half * (spread * torch.randn(half.shape, generator=generator).to(half)).clamp(-1, 1)
+    outgoing[:, unit] = half + uneven
+    outgoing[:, source] = half - uneven

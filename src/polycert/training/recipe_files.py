@@ -1,16 +1,28 @@
-"""Recipes as TOML: read, inherit, override, write."""
+"""Recipes as TOML: read, inherit, override, write; and the library of those that have a name.
+
+`polycert/training/recipes/NAME.toml` is a recipe, one per task in the wheel. `paper/recipes/SETTING.toml`, in a
+checkout, is a setting: values of several methods at once, on top of its `base`; `methods.toml` has what methods take in
+every setting. A setting makes a recipe `SETTING-METHOD` of each of its `methods`; one that is named for its epochs, as
+in `mnist-fc1-linf-30ep`, has in each name the epochs of that recipe.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from polycert.errors import PolycertError
 from polycert.runtime.limits import RECIPE, parse_toml, read_text
 from polycert.training.recipe import Recipe, make_recipe
-from polycert.training.recipe_library import Values, library, parsed
+
+Values = dict[str, Any]
+METHODS_FILE = "methods"
+EPOCHS = re.compile(r"-\d+ep(?=-|$)")
 
 
 def read_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -79,3 +91,51 @@ def _literal(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_literal, value)) + "]"
     return repr(value) if isinstance(value, float) else json.dumps(value)  # JSON has no word for infinity
+
+
+def library() -> dict[str, Values]:
+    """The values of every recipe that has a name."""
+    own = {name: parsed(file.read_text(encoding="utf-8"), name) for name, file in _files(_packaged()).items()}
+    paper = _checkout() / "paper" / "recipes"
+    return dict(sorted({**own, **(dict(_recipes(_files(paper))) if paper.is_dir() else {})}.items()))
+
+
+def parsed(text: str, name: str) -> Values:
+    """TOML, or a clear error that tells where."""
+    try:
+        return parse_toml(text)
+    except ValueError as error:
+        raise PolycertError(f"{name} is not TOML: {error}") from None
+
+
+def _recipes(files: dict[str, Traversable]) -> Iterator[tuple[str, Values]]:
+    """Every method of every setting."""
+    common = parsed(files.pop(METHODS_FILE).read_text(encoding="utf-8"), METHODS_FILE)["for"]
+    for name in files:
+        setting = _setting(files, name)
+        methods, layers = setting.pop("methods"), [*common, *setting.pop("for")]
+        for method in methods:
+            own = [layer for layer in layers if method in layer["methods"]]
+            values = {key: value for layer in (setting, *own) for key, value in layer.items() if key != "methods"}
+            named = EPOCHS.sub(f"-{values['epochs']}ep", name)
+            yield f"{named}-{method}", {**values, "method": method}
+
+
+def _setting(files: dict[str, Traversable], name: str) -> Values:
+    """A setting on top of its base; what both have for single methods is kept in order."""
+    values = parsed(files[name].read_text(encoding="utf-8"), name)
+    base = _setting(files, values.pop("base")) if "base" in values else {}
+    return {**base, **values, "for": [*base.get("for", []), *values.get("for", [])]}
+
+
+def _files(folder: Traversable) -> dict[str, Traversable]:
+    return {item.name.removesuffix(".toml"): item for item in folder.iterdir() if item.name.endswith(".toml")}
+
+
+def _packaged() -> Traversable:
+    return resources.files("polycert") / "training" / "recipes"
+
+
+def _checkout() -> Path:
+    """The root of the repository, where this file is in one."""
+    return Path(__file__).parents[3]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError, reason
-from polycert.training.run_folder import Checkpoint
+from polycert.records.run_folder import Checkpoint
 
 if TYPE_CHECKING:
     from polycert.training.loop import Run

@@ -13,7 +13,6 @@ import torch
 from polycert.errors import PolycertError
 from polycert.runtime.execution import Processes
 from polycert.training.loop import Diverged, Run, prepare, train
-from polycert.training.metrics import read_metrics
 from polycert.training.recipe import Recipe, make_recipe
 from polycert.training.recipe_files import with_overrides
 
@@ -103,6 +102,6 @@ def tune(
 def _trained(run: Run) -> dict[str, Any]:
     """The last epoch's metrics; none of a training that diverges."""
     try:
-        return train(run, resume=run.folder.started) or read_metrics(run.folder.metrics)[-1]
+        return train(run, resume=run.folder.started) or run.folder.read_metrics()[-1]
     except Diverged:
         return {}

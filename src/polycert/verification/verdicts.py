@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from polycert.records.files import save_frame
-from polycert.sets.ball import norm_text
+from polycert.records.figures import STATUSES
+from polycert.records.provenance import Provenance
 from polycert.verification.counterexample import Counterexample
 
-ROBUST, FALSIFIED, UNKNOWN = "robust", "falsified", "unknown"
+ROBUST, FALSIFIED, UNKNOWN = STATUSES
 # What an answer rests on: a proof with all rounding covered, or a solver's word, which holds up to its tolerances and
 # proves nothing.
 RIGOROUS, SOLVER = "rigorous", "solver"
@@ -71,16 +70,20 @@ class SampleVerdict:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdicts:
+class Verdicts(Provenance):
     """The decisions about all samples, in their order.
 
     Attributes:
         verdicts: one for each sample.
-        norm: of the ball.
+        timeout: seconds that each sample's search might take; solver: of the program at its end.
+        norm, box: of the set; network, version: as in `Provenance`.
     """
 
+    ASKED: ClassVar[tuple[str, ...]] = ("timeout", "solver")
+
     verdicts: tuple[SampleVerdict, ...]
-    norm: float
+    timeout: float
+    solver: str
 
     def __len__(self) -> int:
         return len(self.verdicts)
@@ -126,7 +129,7 @@ class Verdicts:
         wrong, right = self.status.count(FALSIFIED), self.status.count(ROBUST)
         return 100 * wrong / count, 100 * (len(self) - right) / count
 
-    def to_frame(self) -> pd.DataFrame:
+    def rows(self) -> pd.DataFrame:
         """One row a sample; counterexamples are not in it, see `arrays`."""
         rows = [
             {
@@ -142,15 +145,10 @@ class Verdicts:
                 "margin": None if v.decision.witness is None else v.decision.witness.margin,
                 "own_margin": None if v.decision.witness is None else v.decision.witness.own_margin,
                 "eps": v.eps,
-                "norm": norm_text(self.norm),
             }
             for v in self.verdicts
         ]
         return pd.DataFrame(rows)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `.csv`, `.json` or `.parquet`, whole or not at all."""
-        save_frame(self.to_frame(), path)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Positions `[found]` and inputs `[found, *shape]` of all counterexamples."""

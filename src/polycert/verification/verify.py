@@ -15,7 +15,9 @@ from polycert.bounding.chunking import batch_size_for, check_counts
 from polycert.certification.envelope import classes_of
 from polycert.errors import PolycertError
 from polycert.graph import Network
+from polycert.graph.fingerprint import network_digest
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
+from polycert.records.provenance import box_text
 from polycert.sets.ball import Array, Ball, Region
 from polycert.verification.journal import open_journal
 from polycert.verification.milp import get_solver
@@ -190,4 +192,12 @@ def collect(question: LabelQuestion, found: dict[int, Verdict]) -> Verdicts:
         )
         for k in sorted(found)
     ]
-    return Verdicts(tuple(verdicts), question.region.norm)
+    region, settings = question.region, question.settings
+    return Verdicts(
+        tuple(verdicts),
+        settings.timeout,
+        settings.solver,
+        norm=region.norm,
+        box=box_text(region.low, region.high),
+        network=network_digest(question.net),
+    )

@@ -20,13 +20,12 @@ from polycert.models.model_files import load as load_file
 from polycert.models.model_files import load_module
 from polycert.records.evaluation import record_text
 from polycert.records.files import whole_file
-from polycert.runtime.limits import RECIPE as LARGEST_RECIPE
-from polycert.runtime.limits import parse_json, parse_toml, read_text
+from polycert.records.run_folder import RunFolder
+from polycert.runtime.limits import parse_json, read_text
 
 MANIFEST = "manifest.json"
 LARGEST = 20 * 2**20  # bytes that all models together may take
 MODEL, RECIPE, RECORD = ".safetensors", ".toml", ".json"
-RUN = {MODEL: "model.safetensors", RECIPE: "recipe.toml", RECORD: "evaluation.json"}  # in a run's folder
 _NAME = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
@@ -104,26 +103,27 @@ def add(run_dir: Path, name: str | None = None, folder: Path | None = None) -> E
     """Put a trained and evaluated run into the zoo, in place of the model of that name.
 
     Args:
-        run_dir: with `model.safetensors`, `recipe.toml` and `evaluation.json`.
+        run_dir: with a model, its recipe and its record.
         name: of the model, if not the folder's.
         folder: the zoo's, if not the package's own.
     """
     where, called = folder or home(), name or run_dir.resolve().name
     if not _NAME.fullmatch(called):
         raise PolycertError(f"a model's name must be of small letters, digits and . + -, got {called!r}")
-    for file in RUN.values():
-        if not (run_dir / file).is_file():
+    run = RunFolder(run_dir)
+    for file in (run.model, run.recipe, run.record):
+        if not file.is_file():
             raise PolycertError(
-                f"{run_dir} has no {file}: train with --run-dir, then polycert evaluate {run_dir / RUN[MODEL]} "
-                f"--out {run_dir / RUN[RECORD]}"
+                f"{run_dir} has no {file.name}: train with --run-dir, then polycert evaluate {run.model} "
+                f"--out {run.record}"
             )
-    load_module(run_dir / RUN[MODEL])
-    _check_recipe(run_dir / RUN[RECIPE])
-    record = _record(run_dir / RUN[RECORD])
+    load_module(run.model)
+    run.read_recipe()  # `polycert evaluate` has read what it says: here it must only be one
+    record = _record(run.record)
     others = sum(Entry(other, "", where).path().stat().st_size for other in _manifest(where) if other != called)
-    if others + (run_dir / RUN[MODEL]).stat().st_size > LARGEST:
+    if others + run.model.stat().st_size > LARGEST:
         raise PolycertError(f"the zoo's models may take {LARGEST // 2**20} MB together, and {called!r} does not fit in")
-    return _put(run_dir, Entry(called, digest(run_dir / RUN[MODEL]), where), {**record, "model": called})
+    return _put(run, Entry(called, digest(run.model), where), {**record, "model": called})
 
 
 def _record(path: Path) -> dict[str, Any]:
@@ -133,18 +133,10 @@ def _record(path: Path) -> dict[str, Any]:
         raise PolycertError(f"{path} is no record ({error}): write it with polycert evaluate") from None
 
 
-def _check_recipe(path: Path) -> None:
-    """The recipe is TOML; `polycert evaluate` has read what it says."""
-    try:
-        parse_toml(read_text(path, LARGEST_RECIPE))
-    except ValueError as error:
-        raise PolycertError(f"{path} is no recipe ({error}): restore the file that the training wrote") from None
-
-
-def _put(run_dir: Path, made: Entry, record: dict[str, Any]) -> Entry:
-    for ending in (MODEL, RECIPE):
+def _put(run: RunFolder, made: Entry, record: dict[str, Any]) -> Entry:
+    for ending, file in ((MODEL, run.model), (RECIPE, run.recipe)):
         with whole_file(made.path(ending)) as target:
-            shutil.copyfile(run_dir / RUN[ending], target)
+            shutil.copyfile(file, target)
     _write(made.path(RECORD), record)
     _write(made.folder / MANIFEST, dict(sorted({**_manifest(made.folder), made.name: made.sha256}.items())))
     return made

@@ -1,4 +1,4 @@
-"""A run's folder: checkpoints that survive a kill at any moment, metrics, the model.
+"""A run's folder, the only place that names its files; checkpoints in it survive a kill at any moment.
 
 | file | what |
 |---|---|
@@ -7,6 +7,7 @@
 | `checkpoint-N.safetensors` | weights, averages and the optimiser's moments after N epochs |
 | `model.safetensors` | the model so far, for `polycert certify` |
 | `metrics.jsonl` | a line per epoch |
+| `evaluation.json` | the record that `polycert evaluate` wrote, with its other files beside it |
 
 `state.json` is replaced last and in one go, so it always names a complete file of tensors.
 """
@@ -22,9 +23,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polycert.errors import PolycertError
+from polycert.records.evaluation import beside
 from polycert.records.files import whole_file
-from polycert.runtime.limits import parse_json, read_text
-from polycert.training.metrics import read_metrics
+from polycert.runtime.limits import RECIPE, parse_json, parse_toml, read_text
 
 FORMAT = 2
 
@@ -41,9 +42,20 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state, self.recipe, self.model, self.metrics = (
-            path / name for name in ("state.json", "recipe.toml", "model.safetensors", "metrics.jsonl")
+        self.state, self.recipe, self.model, self.metrics, self.record = (
+            path / name
+            for name in ("state.json", "recipe.toml", "model.safetensors", "metrics.jsonl", "evaluation.json")
         )
+
+    @property
+    def samples(self) -> Path:
+        """One line for each sample, beside the record."""
+        return beside(self.record, "samples.parquet")
+
+    @property
+    def trained(self) -> bool:
+        """Whether a training has left anything here."""
+        return self.recipe.is_file() or self.metrics.is_file()
 
     @property
     def started(self) -> bool:
@@ -95,10 +107,25 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError, ArithmeticError, SafetensorError) as error:
             raise PolycertError(f"the checkpoint in {str(self.path)!r} cannot be read: {error}") from None
 
+    def read_recipe(self) -> dict[str, Any]:
+        """The recipe's values as they are written; none without a file."""
+        if not self.recipe.is_file():
+            return {}
+        try:
+            return parse_toml(read_text(self.recipe, RECIPE))
+        except ValueError as error:
+            raise PolycertError(
+                f"{str(self.recipe)!r} is no recipe ({error}): restore the file that the training wrote"
+            ) from None
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """See `read_metrics`."""
+        return read_metrics(self.metrics)
+
     def cut_metrics(self, epochs: int) -> None:
         """Forget lines of epochs that will be run again."""
         if self.metrics.is_file():
-            kept = [row for row in read_metrics(self.metrics) if row["epoch"] <= epochs]
+            kept = [row for row in self.read_metrics() if row["epoch"] <= epochs]
             self.write_text(self.metrics, "".join(f"{json.dumps(row)}\n" for row in kept))
 
     def add_metrics(self, row: dict[str, Any]) -> None:
@@ -110,3 +137,20 @@ class RunFolder:
         """A whole file or none."""
         with whole_file(target) as part:
             part.write_text(text, encoding="utf-8")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """One row per epoch, none without a file; a last line that a kill cut short does not count."""
+    lines = read_text(path).splitlines() if path.is_file() else []
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise PolycertError(f"line {number} of {str(path)!r} is not JSON ({error}): remove it") from error
+        if not (isinstance(row, dict) and isinstance(row.get("epoch"), int)):
+            raise PolycertError(f"line {number} of {str(path)!r} has no epoch: remove it")
+        rows.append(row)
+    return rows

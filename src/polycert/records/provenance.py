@@ -1,0 +1,112 @@
+"""Records that say themselves how they came about, and the one way from them to frames and files."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from polycert import __version__
+from polycert.errors import PolycertError
+from polycert.records.files import save_frame
+from polycert.sets.ball import Array, norm_text
+
+Joined = TypeVar("Joined", bound="SampleRecords")
+
+
+def box_text(low: float | Array | None, high: float | Array | None) -> str:
+    """The box as records write it.
+
+    Examples:
+        >>> box_text(0.0, 1.0), box_text(None, [0.5, 1.0])
+        ('[0, 1]', '[-inf, per feature]')
+    """
+    return f"[{_side_text(low, '-inf')}, {_side_text(high, 'inf')}]"
+
+
+def _side_text(side: float | Array | None, unbounded: str) -> str:
+    if side is None:
+        return unbounded
+    least, most = torch.as_tensor(side, dtype=torch.float64).aminmax()
+    return norm_text(float(least)) if least == most else "per feature"  # all digits, as for norms
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Provenance(ABC):
+    """Records with what was asked, and by which version of polycert about which network it was answered.
+
+    Attributes:
+        norm: of the ball.
+        box: its box as text, such as `[0, 1]`; None where it was not kept.
+        network: SHA-256 of the graph with its weights; None where it was not taken.
+        version: of polycert.
+    """
+
+    ASKED: ClassVar[tuple[str, ...]] = ()  # further attributes that are the same for all samples
+
+    norm: float
+    box: str | None = None
+    network: str | None = None
+    version: str = __version__
+
+    @abstractmethod
+    def rows(self) -> pd.DataFrame:
+        """What was found alone."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """What was found, row by row, and in every row how it came about."""
+        asked = {name: getattr(self, name) for name in (*self.ASKED, "box", "network", "version")}
+        return self.rows().assign(norm=norm_text(self.norm), **asked)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `.csv`, `.json` or `.parquet`, whole or not at all."""
+        save_frame(self.to_frame(), path)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SampleRecords(Provenance):
+    """Records whose attributes hold a tensor or a tuple with an entry for each sample.
+
+    Attributes:
+        label: the class that was checked.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = ()  # attributes that a frame shows
+
+    label: Tensor
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def rows(self) -> pd.DataFrame:
+        """One row for each sample."""
+        return pd.DataFrame({name: _plain(getattr(self, name)) for name in self.COLUMNS})
+
+    @classmethod
+    def join(cls: type[Joined], parts: Sequence[Joined]) -> Joined:
+        """The records of several batches as one."""
+        if not parts:
+            raise PolycertError("there are no samples: give at least one")
+        values = {item.name: [getattr(part, item.name) for part in parts] for item in fields(cls)}
+        return cls(**{name: _joined(found) for name, found in values.items()})
+
+
+def _plain(values: Tensor | Sequence[str]) -> Any:
+    """A column of a frame; floating-point numbers in float64."""
+    if not isinstance(values, Tensor):
+        return list(values)
+    numbers = values.detach().cpu()
+    return (numbers.double() if numbers.is_floating_point() else numbers).numpy()
+
+
+def _joined(values: list[Any]) -> Any:
+    """Tensors and tuples one after the other; anything else is the same in all parts."""
+    if isinstance(values[0], Tensor):
+        return torch.cat(values)
+    return sum(values, ()) if isinstance(values[0], tuple) else values[0]
