@@ -402,13 +402,13 @@ def test_a_smooth_network_with_few_inputs_is_decided_by_halving_its_input() -> N
     module = nn.Sequential(*layers).double()
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.mul_(3)
+            parameter.mul_(8)
     x = torch.rand(24, 2, dtype=torch.float64)
-    ball = pc.Ball(eps=0.15, low=0.0, high=1.0)
+    ball = pc.Ball(eps=0.2, low=0.0, high=1.0)
     found = pc.verify(module, x, None, ball, timeout=20)
     assert "unknown" not in found.status
     assert any(v.decision.stage == "input" and v.decision.status == "robust" for v in found.verdicts)
-    axis = torch.linspace(-0.15, 0.15, 41, dtype=torch.float64)
+    axis = torch.linspace(-0.2, 0.2, 41, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     with torch.no_grad():
         label = module(x).argmax(1)
