@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 
 import polycert as pc
-from polycert.graph.onnx.all_ops import TABLE
+from polycert.graph.onnx.builder import TABLE
 from polycert.graph.onnx.constant_folding import FOLDS
 from polycert.graph.onnx.imported import OnnxNetwork
 from polycert.graph.onnx.program import read_program

@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 
 import polycert as pc
-from polycert.graph.onnx.all_ops import TABLE
+from polycert.graph.onnx.builder import TABLE
 from polycert.rules.maximum import clipped
 from polycert.verification.vnnlib import decide, read_property
 from tests.helpers.onnx_files import File, Graph, ints, rand

@@ -13,7 +13,7 @@ import torch
 import polycert as pc
 from polycert.exact import Specification
 from polycert.graph.onnx import comparison, constant_folding
-from polycert.graph.onnx.all_ops import TABLE
+from polycert.graph.onnx.builder import TABLE
 from polycert.graph.onnx.comparison import check_inside
 from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
 from polycert.rules.maximum import clipped

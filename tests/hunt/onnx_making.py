@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from polycert.graph.onnx.all_ops import TABLE
+from polycert.graph.onnx.builder import TABLE
 from polycert.graph.onnx.constant_folding import FOLDS
 from polycert.graph.onnx.program import OPSETS
 from tests.hunt.onnx_files import DOUBLE, FLOAT, INT64, File, lifted, tensor

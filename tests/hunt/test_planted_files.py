@@ -15,7 +15,7 @@ import polycert as pc
 from polycert.evaluation import measurements
 from polycert.graph import fingerprint
 from polycert.graph.onnx import arithmetic, conv_pool, imported
-from polycert.graph.onnx.all_ops import TABLE
+from polycert.graph.onnx.builder import TABLE
 from polycert.runtime.limits import read_arrays
 from polycert.verification import checksummed_lines
 from polycert.verification.vnnlib import PropertyVerdict, constraints, property

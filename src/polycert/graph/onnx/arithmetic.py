@@ -9,11 +9,10 @@ from functools import reduce
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import GraphBuilder, Known, OnnxValue, inner
+from polycert.graph.onnx.builder import GraphBuilder, Inputs, Known, OnnxValue, constant, entry, floats, inner, variable
 from polycert.graph.onnx.constant_folding import axis_of, common_shape, reduced_axes, spread
-from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
+from polycert.graph.onnx.elementwise import lowered, raised, ratio, shifted
 from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
-from polycert.graph.onnx.scale_shift import lowered, raised, ratio, shifted
 from polycert.graph.onnx.shape_ops import permuted
 from polycert.rules import Op
 from polycert.rules.affine import Add, MatMul

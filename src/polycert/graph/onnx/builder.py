@@ -1,17 +1,21 @@
-"""From a checked program to the nodes of a graph, with a batch of one read as the sample itself."""
+"""From a checked program to the nodes of a graph, with a batch of one read as the sample itself.
+
+The ONNX ops register here; importing this package imports the files that hold them.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.graph.graph import Node, append
+from polycert.graph.graph import Graph, Node, append, needed, prune
 from polycert.graph.onnx.constant_folding import ARITHMETIC, FLOAT_TYPES, FOLDS, constant_of, spread
 from polycert.graph.onnx.program import OnnxCall, OnnxProgram, Shape, checked_shape
 from polycert.rules import Op
@@ -112,6 +116,46 @@ class GraphBuilder:
         return self.pick(call, value, torch.from_numpy(places.copy()).to(self.like.device))
 
 
+Inputs = list[Known]
+Entry = Callable[[GraphBuilder, OnnxCall, Inputs], OnnxValue | Sequence[Known]]
+TABLE: dict[str, Entry] = {}
+AnyEntry = TypeVar("AnyEntry", bound=Entry)
+
+
+def entry(*names: str) -> Callable[[AnyEntry], AnyEntry]:
+    """Register the builder of some ops."""
+
+    def register(function: AnyEntry) -> AnyEntry:
+        for name in names:
+            TABLE[name] = function
+        return function
+
+    return register
+
+
+def variable(call: OnnxCall, value: Known) -> OnnxValue:
+    """An input that must depend on the network's input."""
+    if not isinstance(value, OnnxValue):
+        raise PolycertError(f"{call} needs the value that depends on the input in another place")
+    return value
+
+
+def constant(call: OnnxCall, inputs: Inputs, position: int) -> np.ndarray | None:
+    """An optional input that must be constant."""
+    value = inputs[position] if position < len(inputs) else None
+    if isinstance(value, OnnxValue):
+        raise PolycertError(f"{call} needs constants, but its input {call.inputs[position]!r} depends on the input")
+    return value
+
+
+def floats(call: OnnxCall, inputs: Inputs, position: int) -> np.ndarray:
+    """An input that must be there and constant."""
+    value = constant(call, inputs, position)
+    if value is None:
+        raise PolycertError(f"{call} lacks input {position}")
+    return value
+
+
 class Built(NamedTuple):
     """What a program became."""
 
@@ -124,8 +168,6 @@ class Built(NamedTuple):
 
 def build(program: OnnxProgram, like: Tensor) -> Built:
     """The nodes of a program, in the type and on the device of `like`."""
-    from polycert.graph.onnx.all_ops import TABLE
-
     building = GraphBuilder(program, like)
     building.nodes.append(Node("input", None, (), inner(program.input_shape)))
     known: dict[str, Known] = {"": None, program.input_name: OnnxValue(0, program.input_shape), **program.tensors}
@@ -152,8 +194,6 @@ def _refuse_unknown(program: OnnxProgram, supported: set[str]) -> None:
 
 
 def _run(building: GraphBuilder, call: OnnxCall, inputs: list[Known]) -> list[Known]:
-    from polycert.graph.onnx.all_ops import TABLE
-
     if call.op == "Constant":
         return [constant_of(call)]
     first = inputs[0] if inputs else None
@@ -179,3 +219,36 @@ def _fold(building: GraphBuilder, call: OnnxCall, inputs: list[Known]) -> np.nda
     if result.dtype.kind == "f" and (call.op in ARITHMETIC or shortened):
         building.computed.append(call.label)
     return result
+
+
+class Place(NamedTuple):
+    """A value of the file that depends on the input."""
+
+    node: int | None  # None where the graph does without the value
+    shape: Shape  # in the file
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A graph, the places of the file's values in it, and for each node the call that it comes from."""
+
+    graph: Graph
+    places: dict[str, Place]
+    makers: tuple[int, ...]
+
+    @staticmethod
+    def of(built: Built, dtype: torch.dtype, device: torch.device) -> Trace:
+        """Only with the nodes that the output depends on."""
+        kept = needed(built.nodes, built.output)
+        graph = Graph(prune(built.nodes, built.output), dtype, device, built.computed)
+        places = {
+            name: Place(kept.get(value.index), value.shape)
+            for name, value in built.known.items()
+            if isinstance(value, OnnxValue)
+        }
+        return Trace(graph, places, tuple(built.makers[k] for k in kept))
+
+
+def constants_of(built: Built) -> dict[str, np.ndarray]:
+    """What the file's calls compute without the input."""
+    return {name: value for name, value in built.known.items() if isinstance(value, np.ndarray)}

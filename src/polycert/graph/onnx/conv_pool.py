@@ -10,10 +10,9 @@ import torch
 
 from polycert.errors import PolycertError
 from polycert.graph.onnx.arithmetic import reduced
-from polycert.graph.onnx.builder import GraphBuilder, OnnxValue
-from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
+from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constant, entry, floats, variable
+from polycert.graph.onnx.elementwise import shifted
 from polycert.graph.onnx.program import LARGEST_VALUE, OnnxCall, Shape, checked_shape
-from polycert.graph.onnx.scale_shift import shifted
 from polycert.rules.conv2d import Conv2d, ConvTranspose2d
 from polycert.rules.pooling import AvgPool2d, PoolWindows, max_pool
 

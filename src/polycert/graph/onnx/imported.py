@@ -13,11 +13,10 @@ import torch
 from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph.graph import Graph, Network
-from polycert.graph.onnx.builder import Built, build, inner
+from polycert.graph.onnx.builder import Built, Trace, build, constants_of, inner
 from polycert.graph.onnx.comparison import check_against, check_inside
 from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
 from polycert.graph.onnx.program import OnnxProgram, read_program
-from polycert.graph.onnx.value_places import Trace, constants_of
 
 if TYPE_CHECKING:
     from polycert.sets.ball import Region

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import GraphBuilder, OnnxValue
-from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
+from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constant, entry, floats, variable
 from polycert.graph.onnx.program import OnnxCall, checked_shape
 from polycert.rules.recurrent import Weights, unrolled
 

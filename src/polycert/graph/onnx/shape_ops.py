@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import GraphBuilder, Known, OnnxValue, inner
+from polycert.graph.onnx.builder import GraphBuilder, Inputs, Known, OnnxValue, constant, entry, floats, inner, variable
 from polycert.graph.onnx.constant_folding import (
     axes_of,
     axis_of,
@@ -21,9 +21,8 @@ from polycert.graph.onnx.constant_folding import (
     squeezed,
     unsqueezed,
 )
-from polycert.graph.onnx.op_registry import Inputs, constant, entry, floats, variable
+from polycert.graph.onnx.elementwise import shifted
 from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
-from polycert.graph.onnx.scale_shift import shifted
 from polycert.rules.indexing import NOTHING, Concat, Permute
 
 

@@ -1,26 +1,133 @@
-"""ONNX ops of one entry each: activations, and what does nothing in evaluation."""
+"""Ops applied to each entry: `factor x + shift`, the larger or smaller of a value and a constant, activations.
+
+The bounds cover the relative rounding of a computed coefficient, and its absolute rounding is part of the shift's size.
+No term covers a factor that underflows or overflows, so such a factor is written as two that do not.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import GraphBuilder, OnnxValue
-from polycert.graph.onnx.constant_folding import FLOAT_TYPES, axis_of, common_shape, scalar
-from polycert.graph.onnx.op_registry import TABLE, Entry, Inputs, constant, entry, floats, variable
+from polycert.graph.onnx.builder import TABLE, Entry, GraphBuilder, Inputs, OnnxValue, constant, entry, floats, variable
+from polycert.graph.onnx.constant_folding import FLOAT_TYPES, axis_of, common_shape, scalar, spread
 from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
-from polycert.graph.onnx.scale_shift import lowered, raised, shifted
 from polycert.rules import Op
-from polycert.rules.affine import Add
+from polycert.rules.affine import Add, Elementwise
 from polycert.rules.bilinear import softmax
 from polycert.rules.bump import Gelu, TanhGelu
 from polycert.rules.convex import Elu, Exp, Softplus, Square
 from polycert.rules.op import Decomposition
 from polycert.rules.piecewise_linear import LeakyRelu, Relu
 from polycert.rules.s_shaped import Arctan, Erf, Tanh
+
+FAR = 2.0**8  # beyond this size, a threshold that is added and subtracted again costs digits of the value
+
+
+def shifted(
+    b: GraphBuilder, call: OnnxCall, x: OnnxValue, factor: Any, shift: Any, *, stored: bool = True, parts: Any = None
+) -> OnnxValue:
+    """`factor x + shift`, the constants broadcast to the value's shape.
+
+    Args:
+        b: the graph so far.
+        call: the op that asks for it.
+        x: a value of the result's shape.
+        factor: numbers, or None for 1.
+        shift: numbers, or None for 0.
+        stored: whether the factor is a number of the file; else it was computed in float64.
+        parts: sizes of the numbers that the shift was computed from in float64; None if it is a number of the file.
+    """
+    factors = [] if factor is None else _factors(b, call, spread(call, factor, x.shape))
+    for early in factors[:-1]:
+        x = _elementwise(b, call, x, early, None, stored=False)
+    last = factors[-1] if factors else None
+    kept = stored and last is not None and np.array_equal(last.double().cpu(), spread(call, factor, x.shape))
+    if shift is None:
+        return _elementwise(b, call, x, last, None, stored=kept)
+    wide = spread(call, shift, x.shape)
+    if parts is None:
+        return _elementwise(b, call, x, last, b.tensor(call, wide), stored=kept)
+    sizes = b.rounded(call, 2 * spread(call, parts, x.shape)) + _absolute(b)
+    return _elementwise(b, call, x, last, b.rounded(call, wide), stored=kept, sizes=sizes)
+
+
+def _elementwise(
+    b: GraphBuilder,
+    call: OnnxCall,
+    x: OnnxValue,
+    factor: Tensor | None,
+    shift: Tensor | None,
+    *,
+    stored: bool,
+    sizes: Any = None,
+) -> OnnxValue:
+    shape = b.nodes[x.index].shape
+    rows = [None if part is None else part.reshape(1, *shape) for part in (factor, shift, sizes)]
+    op = Elementwise(rows[0], rows[1], shape, shift_magnitude=rows[2], stored_weights=stored)
+    return b.put(call, op, x.shape, x)
+
+
+def _absolute(b: GraphBuilder) -> float:
+    """A size of which one rounding is more than what underflow can take from a shift."""
+    kind = torch.finfo(b.like.dtype)
+    return kind.tiny / kind.eps * 4
+
+
+def _factors(b: GraphBuilder, call: OnnxCall, factor: np.ndarray) -> list[Tensor]:
+    """The factor in the graph's type; as `f 2^-k` and `2^k` if it would leave the range of normal numbers there."""
+    wide = np.asarray(factor, dtype=np.float64)
+    near = torch.from_numpy(wide.copy()).to(b.like)
+    inside = torch.isfinite(near) & (near.abs() >= torch.finfo(near.dtype).tiny)
+    if bool((inside.cpu() | torch.from_numpy(near.double().cpu().numpy() == wide)).all()):
+        return [near]
+    digits, exponent = np.frexp(wide)
+    half = exponent // 2
+    halves = [b.rounded(call, np.ldexp(digits, exponent - half)), b.rounded(call, np.ldexp(1.0, half))]
+    if any(bool(((part.abs().cpu() < torch.finfo(near.dtype).tiny).numpy() & (wide != 0)).any()) for part in halves):
+        raise PolycertError(f"{call} multiplies by numbers as small as {np.abs(wide[wide != 0]).min():.3g}")
+    return halves
+
+
+def ratio(call: OnnxCall, top: Any, bottom: Any) -> np.ndarray:
+    """`top / bottom` in float64, with no more than a relative error."""
+    above, below = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
+    with np.errstate(all="ignore"):
+        found = np.asarray(above / below)
+    normal = np.isfinite(found) & (np.abs(found) >= np.finfo(np.float64).tiny)
+    if not (normal | (np.broadcast_to(above, found.shape) == 0) & np.isfinite(found)).all():
+        raise PolycertError(f"{call} multiplies by a ratio that float64 cannot hold")
+    return found
+
+
+def raised(b: GraphBuilder, call: OnnxCall, x: OnnxValue, low: np.ndarray) -> OnnxValue:
+    """`max(x, low)`, as `low + relu(x - low)`; for a far threshold as `x + relu(low - x)`, exact above it."""
+    if not low.any():
+        return _relu(b, call, x)
+    if np.abs(low).max() <= FAR:
+        return shifted(b, call, _relu(b, call, shifted(b, call, x, None, -low)), None, low)
+    return _sum(b, call, x, 1, _relu(b, call, shifted(b, call, x, -1.0, low)))
+
+
+def lowered(b: GraphBuilder, call: OnnxCall, x: OnnxValue, high: np.ndarray) -> OnnxValue:
+    """`min(x, high)`, as `high - relu(high - x)`; for a far threshold as `x - relu(x - high)`, exact below it."""
+    if np.abs(high).max() <= FAR:
+        return shifted(b, call, _relu(b, call, shifted(b, call, x, -1.0, high)), -1.0, high)
+    return _sum(b, call, x, -1, _relu(b, call, shifted(b, call, x, None, -high)))
+
+
+def _relu(b: GraphBuilder, call: OnnxCall, x: OnnxValue) -> OnnxValue:
+    return b.put(call, Relu(b.nodes[x.index].shape), x.shape, x)
+
+
+def _sum(b: GraphBuilder, call: OnnxCall, first: OnnxValue, sign: int, second: OnnxValue) -> OnnxValue:
+    return b.put(call, Add(b.nodes[first.index].shape, (1, sign)), first.shape, first, second)
 
 
 def elementwise(make: Callable[[OnnxCall, Shape], Op | Decomposition]) -> Entry:
