@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import operator
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -17,12 +15,21 @@ from torch import Tensor, fx, nn
 from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph.arguments import check_read, check_repeatable
-from polycert.graph.batch_sizes import Watch, check_same, names_batch, scripted
+from polycert.graph.batch_sizes import check_same, names_batch, scripted
 from polycert.graph.binding import CachedGraph, TensorLookup, keepable
-from polycert.graph.calls_alone import RuledCall, check_alone, operands_of
 from polycert.graph.graph import Graph, Network, Node, append, prune
-from polycert.graph.in_place import refuse_changed_state, without_writes
-from polycert.graph.same_outputs import agrees, spread_out
+from polycert.graph.in_place import refuse_changed_state
+from polycert.graph.self_check import RuledCall, check_alone, check_network, operands_of
+from polycert.graph.traced_program import (
+    exported,
+    gives_one,
+    logits,
+    needed_by_output,
+    needed_calls,
+    rounds_nothing,
+    shape_of,
+    variable_names,
+)
 from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.op import Decomposition
 from polycert.runtime.execution import plain_products
@@ -34,27 +41,6 @@ Check = Callable[[RuledCall, Tensor], None]
 # The batch while tracing: neither 1 (which squeezes away) nor likely to be a size inside a network.
 TRACE_BATCH = 3
 OTHER_BATCH = 5
-# Ops that only look at a tensor in another way, and so round nothing.
-VIEWS = tuple(
-    f"aten.{name}."
-    for name in (
-        *("t", "numpy_T", "T", "mT", "view", "reshape", "permute", "transpose", "flatten", "unflatten", "squeeze"),
-        *("unsqueeze", "expand", "detach", "alias", "contiguous", "_unsafe_view", "slice", "select", "narrow"),
-    )
-)
-# Ops on constants that round nothing.
-EXACT = (
-    *VIEWS,
-    *(
-        f"aten.{name}."
-        for name in ("clone", "lift_fresh", "lift_fresh_copy", "detach_", "neg", "ones", "zeros", "full", "abs")
-    ),
-    *(f"aten.{name}." for name in ("to", "_to_copy", "ones_like", "zeros_like", "cat", "stack", "flip")),
-)
-SINGLE = 4  # samples that the module is given one by one, and the first
-SOFTMAX = ("aten.softmax.int", "aten.log_softmax.int", "aten._softmax.default", "aten._log_softmax.default")
-
-_FINISH = {"": Tensor.detach, "softmax": lambda z: z.softmax(-1), "log_softmax": lambda z: z.log_softmax(-1)}
 
 
 def capture(model: nn.Module, input_shape: Shape) -> Network:
@@ -89,12 +75,12 @@ def capture(model: nn.Module, input_shape: Shape) -> Network:
         raise PolycertError(f"the input would have shape {tuple(input_shape)}: every axis needs a size from 1")
     example = torch.rand(TRACE_BATCH, *input_shape, dtype=dtype, device=device, generator=_generator(device))
     with plain_products(device), _evaluating(model):
-        program = _export(model, example)
+        program = exported(model, example)
         network = CapturedNetwork.of(model, program, tuple(input_shape), dtype, device)
-        asked = _self_check(model, network)
+        asked = check_network(model, network)
         if asked or scripted(model) or names_batch(network._needed, TRACE_BATCH):
-            other = _export(model, torch.cat([example, example])[:OTHER_BATCH])
-            check_same(program, other, _needed_by_output, network.variable)
+            other = exported(model, torch.cat([example, example])[:OTHER_BATCH])
+            check_same(program, other, needed_by_output, network.variable)
     return network
 
 
@@ -134,10 +120,10 @@ class CapturedNetwork(Network):
         if signature.lifted_custom_objs:
             raise PolycertError("the model computes with an object that is no tensor, such as a random generator")
         nodes = list(program.graph.nodes)
-        result, dropped = _logits(program)
+        result, dropped = logits(program)
         calls = tuple(n for n in nodes if n.op == "call_function")
-        variable = _variable(nodes, signature.user_inputs[0])
-        unknown = [n for n in calls if n.name in variable and not _has_rule(n) and n in _needed(result)]
+        variable = variable_names(nodes, signature.user_inputs[0])
+        unknown = [n for n in calls if n.name in variable and not _has_rule(n) and n in needed_calls(result)]
         if unknown:
             known = ", ".join(sorted({name.split(".")[1].strip("_") for name in RULES}))
             listed = ", ".join(sorted({f"{n.target} (node '{n.name}')" for n in unknown}))
@@ -145,10 +131,10 @@ class CapturedNetwork(Network):
                 f"no rule for {listed}: rewrite the model with supported ops ({known}) or add a rule in polycert/rules"
             )
         network = CapturedNetwork(
-            module, program, input_shape, _shape(result), calls, result, dropped, variable, dtype, device
+            module, program, input_shape, shape_of(result), calls, result, dropped, variable, dtype, device
         )
         refuse_changed_state(program, network._needed)
-        for call in filter(_single, calls):
+        for call in filter(gives_one, calls):
             checked_shape(call.meta["val"].shape[1:], f"{call.target} (node '{call.name}')", VALUES)
         network.bind()
         return network
@@ -176,7 +162,7 @@ class CapturedNetwork(Network):
     @cached_property
     def _needed(self) -> set[fx.Node]:
         """The calls that the output depends on."""
-        return _needed(self.result)
+        return needed_calls(self.result)
 
     def parameters(self) -> tuple[nn.Parameter, ...]:
         """The module's own."""
@@ -256,7 +242,7 @@ class CapturedNetwork(Network):
                     problems.append(f"{call.target} (node '{call.name}'): {error}")
                 known[call.name] = call.target(*args, **kwargs)  # type: ignore[operator]
                 derived = True
-                if not _rounds_nothing(call, args, known[call.name]):
+                if not rounds_nothing(call, args, known[call.name]):
                     computed.append(call.name)
                 continue
             try:
@@ -265,10 +251,10 @@ class CapturedNetwork(Network):
             except (ValueError, TypeError, IndexError, RuntimeError, AssertionError) as error:
                 problems.append(f"{call.target} (node '{call.name}'): {reason(error)}")
                 known[call.name] = Value(len(nodes))
-                nodes.append(Node(call.name, None, sources, _shape(call) if _single(call) else ()))
+                nodes.append(Node(call.name, None, sources, shape_of(call) if gives_one(call) else ()))
                 continue
             places = append(nodes, call.name, made, sources)
-            known[call.name] = Value(places[0]) if _single(call) else [Value(place) for place in places]
+            known[call.name] = Value(places[0]) if gives_one(call) else [Value(place) for place in places]
         if problems:
             raise PolycertError(f"cannot capture {'; '.join(problems)}")
         result = known[self.result.name]
@@ -279,16 +265,16 @@ class CapturedNetwork(Network):
     def _op(
         self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor
     ) -> Op | Decomposition:
-        if _single(call):
+        if gives_one(call):
             _check_value(call)
         target = str(call.target)
         training = "batch_norm" in target and self._owner(call).training
-        shape = (_shape(call) or (1,)) if _single(call) else ()
+        shape = (shape_of(call) or (1,)) if gives_one(call) else ()
         given = Call(target, tuple(args), dict(kwargs), in_shapes, shape, like, training=training)
         made = RULES[target](given)
         check_read(call.target, given)
         result = made.out_shape if isinstance(made, Op) else made.shapes[-1]
-        if _single(call) and result != shape:
+        if gives_one(call) and result != shape:
             raise ValueError(f"the rule gives shape {result} instead of {shape}")
         return made
 
@@ -334,20 +320,6 @@ def _as(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     return tensor.to(device=device, dtype=dtype)
 
 
-def _export(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(model, (example,), strict=False)
-        return without_writes(program)
-    except PolycertError:
-        raise
-    except Exception as error:
-        raise PolycertError(
-            f"the model cannot be traced with samples of shape {tuple(example.shape[1:])}: {reason(error)}"
-        ) from error
-
-
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for the time of tracing; every submodule's own mode is put back."""
@@ -358,51 +330,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def _self_check(model: nn.Module, network: CapturedNetwork) -> bool:
-    """The graph must give what the module gives, on inputs of many sizes, in a batch and one by one.
-
-    Gives whether the module asks for sizes on its way, which may be the batch's.
-    """
-    graph, watch = network.bind(), Watch()
-    points = spread_out(graph).to(graph.device, graph.dtype)
-    if graph.narrowed:  # the module computes with the longer numbers
-        graph = network.bind(torch.float64)
-    network.check_calls(graph.dtype)
-    batches = [points[:1], points, *points[1:].split(1)[:: len(points) // SINGLE + 1]]
-    for batch in batches:
-        with torch.no_grad(), watch:
-            try:
-                expected = model(batch.clone())
-            except Exception as error:
-                raise PolycertError(f"the model works for one size of batch only: {reason(error)}") from None
-        if not isinstance(expected, Tensor):
-            raise PolycertError(f"a network needs one tensor as its output, this one returns {type(expected).__name__}")
-        if len(batch) == 1 and expected.numel() == math.prod(network.output_shape):  # `squeeze` may have taken it away
-            expected = expected.reshape(1, *network.output_shape)
-        if expected.shape != (len(batch), *network.output_shape):
-            raise PolycertError(
-                f"{len(batch)} samples give shape {tuple(expected.shape)}: the batch must stay the first axis"
-            )
-        if batch is batches[0] and not bool(torch.isfinite(expected).all()):
-            raise PolycertError(
-                "the model's output is not finite: its weights hold NaN or infinite values, or overflow"
-            )
-        if not bool(agrees(graph, batch.to(graph.dtype), expected, _FINISH[network.dropped]).all()):
-            raise PolycertError(
-                "the captured graph does not reproduce the model on random batches; "
-                "does its forward depend on data, randomness or the batch?"
-            )
-    return watch.asked
-
-
-def _rounds_nothing(call: fx.Node, args: Any, result: Any) -> bool:
-    """Whether a constant is stored numbers in another order or form."""
-    if not str(call.target).startswith(EXACT):
-        return False
-    changes_type = args and isinstance(args[0], Tensor) and isinstance(result, Tensor) and result.dtype != args[0].dtype
-    return not changes_type or bool((result.double() == args[0].double()).all())
 
 
 def _values(args: Any) -> Iterator[Value]:
@@ -418,11 +345,6 @@ def _has_rule(node: fx.Node) -> bool:
     return str(node.target) in RULES or node.target is operator.getitem
 
 
-def _single(node: fx.Node) -> bool:
-    """Whether a call gives one tensor."""
-    return isinstance(node.meta["val"], Tensor)
-
-
 def _check_value(call: fx.Node) -> None:
     """Real numbers for each sample of the batch."""
     value = call.meta["val"]
@@ -434,51 +356,3 @@ def _check_value(call: fx.Node) -> None:
 
 def _generator(device: torch.device) -> torch.Generator:
     return torch.Generator(device=device).manual_seed(0)
-
-
-def _shape(node: fx.Node) -> Shape:
-    return tuple(int(n) for n in node.meta["val"].shape[1:])
-
-
-def _fx_node(value: Any) -> fx.Node:
-    if not isinstance(value, fx.Node):
-        raise PolycertError("the model's output does not depend on its input")
-    return value
-
-
-def _logits(program: torch.export.ExportedProgram) -> tuple[fx.Node, str]:
-    """The program's output without a final softmax over all of it, and the name of that."""
-    (name,) = program.graph_signature.user_outputs
-    values = program.graph.output_node().args[0]
-    found = [node for node in values if isinstance(node, fx.Node) and node.name == name]
-    result = _fx_node(found[0] if found else None)
-    if str(result.target) not in SOFTMAX:
-        return result, ""
-    shape = result.meta["val"].shape[1:]
-    if not shape or result.args[1] not in (-1, len(shape)) or math.prod(shape[:-1]) != 1:
-        return result, ""
-    return _fx_node(result.args[0]), "log_softmax" if "log_softmax" in str(result.target) else "softmax"
-
-
-def _needed_by_output(program: torch.export.ExportedProgram) -> set[fx.Node]:
-    return _needed(_logits(program)[0])
-
-
-def _needed(result: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    waiting = [result]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting.extend(node.all_input_nodes)
-    return found
-
-
-def _variable(nodes: list[fx.Node], source: str) -> set[str]:
-    """Names of the nodes that depend on the input."""
-    found = {source}
-    for node in nodes:
-        if any(n.name in found for n in node.all_input_nodes):
-            found.add(node.name)
-    return found

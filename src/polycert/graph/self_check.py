@@ -1,23 +1,32 @@
-"""Whether each call of a traced program computes what its rule says, alone and with random samples as operands.
+"""Whether a captured network computes what its module does: each call alone, and all of them together.
 
-The module's output tells little where units are off. Nothing can have switched off the operands that are drawn here,
-and a call that mixes the samples of a batch shows at once.
+The module's output tells little where units are off. Nothing can have switched off the operands that a call alone is
+given, and a call that mixes the samples of a batch shows at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
+from polycert.errors import PolycertError, reason
+from polycert.graph.batch_sizes import Watch
 from polycert.graph.graph import Graph, Node, append
-from polycert.graph.same_outputs import close_to, peak, run_alone
+from polycert.graph.same_outputs import agrees, close_to, peak, run_alone, spread_out
 from polycert.rules import Op
 from polycert.rules.op import Decomposition
 
+if TYPE_CHECKING:
+    from polycert.graph.capture import CapturedNetwork
+
 SIZES = (4.0, 300.0, 1e8)  # of the entries of operands
+SINGLE = 4  # samples that the module is given one by one, and the first
+
+_FINISH = {"": Tensor.detach, "softmax": lambda z: z.softmax(-1), "log_softmax": lambda z: z.log_softmax(-1)}
 
 
 class RuledCall(NamedTuple):
@@ -86,3 +95,44 @@ def _random(shape: tuple[int, ...], size: float, like: Tensor, generator: torch.
     """Numbers between -size and size."""
     noise = torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device)
     return noise.mul_(2 * size).sub_(size)
+
+
+def check_network(model: nn.Module, network: CapturedNetwork) -> bool:
+    """Compare the graph with the module, on inputs of many sizes, in a batch and one by one.
+
+    Returns:
+        Whether the module asks for sizes on its way, which may be the batch's.
+
+    Raises:
+        PolycertError: if they differ.
+    """
+    graph, watch = network.bind(), Watch()
+    points = spread_out(graph).to(graph.device, graph.dtype)
+    if graph.narrowed:  # the module computes with the longer numbers
+        graph = network.bind(torch.float64)
+    network.check_calls(graph.dtype)
+    batches = [points[:1], points, *points[1:].split(1)[:: len(points) // SINGLE + 1]]
+    for batch in batches:
+        with torch.no_grad(), watch:
+            try:
+                expected = model(batch.clone())
+            except Exception as error:
+                raise PolycertError(f"the model works for one size of batch only: {reason(error)}") from None
+        if not isinstance(expected, Tensor):
+            raise PolycertError(f"a network needs one tensor as its output, this one returns {type(expected).__name__}")
+        if len(batch) == 1 and expected.numel() == math.prod(network.output_shape):  # `squeeze` may have taken it away
+            expected = expected.reshape(1, *network.output_shape)
+        if expected.shape != (len(batch), *network.output_shape):
+            raise PolycertError(
+                f"{len(batch)} samples give shape {tuple(expected.shape)}: the batch must stay the first axis"
+            )
+        if batch is batches[0] and not bool(torch.isfinite(expected).all()):
+            raise PolycertError(
+                "the model's output is not finite: its weights hold NaN or infinite values, or overflow"
+            )
+        if not bool(agrees(graph, batch.to(graph.dtype), expected, _FINISH[network.dropped]).all()):
+            raise PolycertError(
+                "the captured graph does not reproduce the model on random batches; "
+                "does its forward depend on data, randomness or the batch?"
+            )
+    return watch.asked
