@@ -12,7 +12,7 @@ from torch import nn
 
 import polycert as pc
 from polycert.bounding import alpha_crown
-from tests.helpers.cases import CASES, Case, ball, ready
+from tests.helpers.cases import CASES, NAMED, Case, ball, ready
 
 ACTIVATED = [case for case in CASES if ready(case).net.bind().activations]
 
@@ -85,7 +85,7 @@ def test_training_goes_through_and_parameters_keep_their_gradients() -> None:
 
 
 def test_best_keeps_the_better() -> None:
-    net, x = ready(CASES[4]).net, ready(CASES[4]).x
+    net, x = ready(NAMED["relu"]).net, ready(NAMED["relu"]).x
     margins = {
         name: pc.certify(net, x, None, ball(math.inf, eps=0.2), method="alpha-crown", relaxation=name).radius
         for name in ("parallel", "adaptive", "best")

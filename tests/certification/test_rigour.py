@@ -22,7 +22,7 @@ from polycert.rules import Activation, Lines
 from polycert.rules.piecewise_linear import LeakyRelu, Relu
 from polycert.rules.s_shaped import Arctan, Tanh
 from polycert.sets.interval import LIBRARY_ULPS, Interval, Rounding, difference_up, number_up, round_down, round_up
-from tests.helpers.cases import CASES, EPS, NORMS, PAIRS, Case, ball, fresh, in_double, inputs, ready
+from tests.helpers.cases import CASES, EPS, NAMED, NORMS, PAIRS, Case, ball, fresh, in_double, inputs, ready, seed_of
 from tests.helpers.solvers import exact_values
 
 F32, F64 = torch.float32, torch.float64
@@ -450,7 +450,7 @@ def test_weights_that_cancel_in_the_network_itself(make: type[nn.Module], method
 def test_rigorous_bounds_hold_for_wild_weights(case: Case) -> None:
     """Every op with weights over six orders of magnitude; float64 is the judge."""
     module = fresh(case, F32)
-    sizes = generator(case.seed)
+    sizes = generator(seed_of(case))
     with torch.no_grad():
         for name, values in [*module.named_parameters(), *module.named_buffers()]:
             if values.is_floating_point() and "var" not in name and "std" not in name:
@@ -530,7 +530,7 @@ def test_near_ties_are_decided_in_float64() -> None:
 
 def test_short_products_are_not_trusted() -> None:
     """With reduced-precision products allowed, a rigorous run works in float64 from the start."""
-    net, x = ready(CASES[0], F32).net, inputs(CASES[0], F32)
+    net, x = ready(NAMED["linear"], F32).net, inputs(NAMED["linear"], F32)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ def test_a_rule_is_held_to_the_schema() -> None:
         check_read(target, blind)
     check_read(target, Call(str(target), (Value(0), 0.01), {}, ((2,),), (2,), like))
     seeing = Call(str(target), (Value(0), 0.3), {}, ((2,),), (2,), like)
-    RULES[str(target)](seeing)
+    RULES[str(target)].build(seeing)
     check_read(target, seeing)
     add = Call("aten.add.Tensor", (Value(0), Value(1)), {}, ((2,), (2,)), (2,), like)
     with pytest.raises(ValueError, match="other=a tensor"):
@@ -357,11 +358,13 @@ def test_a_rule_that_misreads_its_call_is_noticed(monkeypatch: pytest.MonkeyPatc
     module = Fn(lambda m, x: x + F.leaky_relu(F.relu(m.a(x)) - 1, 0.5), first)
     assert not followed_or_refused(module)
 
+    name = "aten.leaky_relu.default"
+
     def misread(call: Call) -> LeakyRelu:
         call.get(1, "negative_slope")
         return LeakyRelu(call.out_shape, leak=0.49)
 
-    monkeypatch.setitem(RULES, "aten.leaky_relu.default", misread)
+    monkeypatch.setitem(RULES, name, replace(RULES[name], build=misread))
     assert "leaky_relu" in refusal(module)
 
 
@@ -375,7 +378,8 @@ def test_a_rule_that_misreads_weights_of_one_number_is_noticed(monkeypatch: pyte
         call.get(2, "bias")
         return MatMul(call.get(1, "weight"), None, call.in_shapes[0], call.out_shape)
 
-    monkeypatch.setitem(RULES, "aten.linear.default", misread)
+    name = "aten.linear.default"
+    monkeypatch.setitem(RULES, name, replace(RULES[name], build=misread))
     assert "linear" in refusal(module)
 
 

@@ -1,4 +1,4 @@
-"""The networks that are hunted: the registry of `cases.py`, and what rules there are beyond it. Weights come later."""
+"""The networks that are hunted: the cases of all rules, combinations, and chains. Weights come later."""
 # ruff: noqa: E501 (one line per network, however long)
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polycert as pc
-from tests.helpers.cases import CASES, Case, Elementwise, Fn, fresh, seen
+from polycert.rules.examples import Elementwise, Fn, seen
+from tests.helpers.cases import CASES, Case, fresh
 from tests.hunt.numbers import TYPES, tensor
 from tests.hunt.oracle import Oracle
 
@@ -25,15 +26,6 @@ def chain(sizes: tuple[int, ...], function: Callable[[Tensor], Tensor]) -> nn.Mo
     for k in range(len(sizes) - 1):
         layers += [nn.Linear(sizes[k], sizes[k + 1]), Elementwise(function)]
     return nn.Sequential(*layers[:-1])
-
-
-def mlp_of(function: Callable[[Tensor], Tensor]) -> nn.Module:
-    """One hidden layer."""
-    return chain((3, 3, 3), function)
-
-
-def _cell(cell: nn.Module) -> nn.Module:
-    return Fn(lambda m, x: m.b(m.a(x[:, 1], m.a(x[:, 0]))), cell, nn.Linear(3, 3))
 
 
 LINEAR = [Case(f"linear-{n}", (n,), lambda n=n: nn.Linear(n, 2)) for n in (1, 2, 3, 5, 8, 20, 60)]
@@ -49,15 +41,6 @@ MORE = [
     Case("constants-added", (2,), lambda: Fn(lambda m, x: m.b((m.a(x).relu() + 1e-46) * 1e38 - F.pad(x, (0, 1), value=1e-46)[:, 1:] * 1e38), nn.Linear(2, 2), nn.Linear(2, 2))),
     Case("chain-tanh", (2,), lambda: chain((2, 3, 2), torch.tanh)),
     Case("chain-sigmoid", (1,), lambda: chain((1, 2, 2), torch.sigmoid)),
-    Case("power", (3,), lambda: mlp_of(lambda z: z**2)),
-    Case("clamp-min", (3,), lambda: mlp_of(lambda z: z.clamp_min(0.25))),
-    Case("clamp-max", (3,), lambda: mlp_of(lambda z: z.clamp_max(-0.5))),
-    Case("addmm", (3,), lambda: Fn(lambda m, x: m.b(torch.addmm(m.a.bias, x, m.a.weight).relu()), nn.Linear(3, 3), nn.Linear(3, 2))),
-    Case("expand", (1, 3), lambda: Fn(lambda m, x: m.a((x.expand(-1, 2, -1) + x).relu().flatten(1)), nn.Linear(6, 3))),
-    Case("unbind", (2, 3), lambda: Fn(lambda m, x: m.a(x.unbind(1)[0].relu() - x.unbind(1)[1]), nn.Linear(3, 3))),
-    Case("bmm", (2, 3), lambda: Fn(lambda m, x: m.b(torch.bmm(m.a(x), x.transpose(1, 2)).flatten(1)), nn.Linear(3, 3), nn.Linear(4, 3))),
-    Case("rnn-cell", (2, 2), lambda: _cell(nn.RNNCell(2, 3))),
-    Case("rnn-relu-cell", (2, 2), lambda: _cell(nn.RNNCell(2, 3, nonlinearity="relu"))),
     Case("softmax-last", (3,), lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.Softmax(1))),
     Case("divided", (3,), lambda: Fn(lambda m, x: m.b((m.a(x) / m.c.weight[0]).relu()), nn.Linear(3, 3), nn.Linear(3, 2), nn.Linear(3, 1))),
 ]  # fmt: skip

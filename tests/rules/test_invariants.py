@@ -25,6 +25,7 @@ from tests.helpers.cases import (
     CONVOLUTIONS,
     EPS,
     METHODS,
+    NAMED,
     NORMS,
     PAIRS,
     Case,
@@ -39,7 +40,6 @@ from tests.helpers.cases import (
 from tests.helpers.solvers import Piecewise, size
 
 F32, F64 = torch.float32, torch.float64
-CASE_BY_NAME = {case.name: case for case in CASES}
 TOLERANCES = pytest.mark.parametrize(("dtype", "tolerance"), [(F32, 1e-5), (F64, 1e-12)], ids=["float32", "float64"])
 
 
@@ -476,7 +476,7 @@ def test_a_batch_is_its_samples_one_by_one(case: Case, dtype: torch.dtype, toler
 @TOLERANCES
 @pytest.mark.parametrize("name", ["tanh", "conv-stack", "block-strided", "residual-sub"])
 def test_chunks_do_not_change_a_certificate(name: str, dtype: torch.dtype, tolerance: float, rigorous: bool) -> None:
-    case = CASE_BY_NAME[name]
+    case = NAMED[name]
     net, x = ready(case, dtype).net, inputs(case, dtype, 5)
     norm = 2 if rigorous else math.inf
     eps = torch.linspace(0.2, 1.0, 5) * EPS[norm]
@@ -493,8 +493,8 @@ def test_chunks_do_not_change_a_certificate(name: str, dtype: torch.dtype, toler
 
 def test_a_sample_does_not_see_its_batch_mates() -> None:
     """A huge and a tiny neighbour leave a sample's own bounds as they are."""
-    net = ready(CASE_BY_NAME["conv-stack"], F32).net
-    x = inputs(CASE_BY_NAME["conv-stack"], F32)
+    net = ready(NAMED["conv-stack"], F32).net
+    x = inputs(NAMED["conv-stack"], F32)
     mates = torch.stack([x[0], x[1] * 1e4, x[2] * 1e-6])
     for method, relaxation in PAIRS:
         with torch.no_grad():
@@ -531,7 +531,7 @@ GRADIENT_CASES += ["softmax-inside", "attention", "rnn", "gru", "lstm"]
 @pytest.mark.parametrize("method", ["ibp", "forward", "crown", "crown-ibp"])
 @pytest.mark.parametrize("name", GRADIENT_CASES)
 def test_bounds_have_the_gradient_of_finite_differences(name: str, method: str) -> None:
-    case = CASE_BY_NAME[name]
+    case = NAMED[name]
     module = fresh(case)
     net, x = pc.capture(module, case.shape), inputs(case, F64, 2)
     norm = NORMS[(GRADIENT_CASES.index(name) + len(method)) % len(NORMS)]
@@ -542,7 +542,7 @@ def test_bounds_have_the_gradient_of_finite_differences(name: str, method: str) 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["relu", "tanh", "residual-add"])
 def test_signed_distances_have_the_gradient_of_finite_differences(name: str, norm: float, boxed: bool) -> None:
-    case = CASE_BY_NAME[name]
+    case = NAMED[name]
     module = fresh(case)
     net, x = pc.capture(module, case.shape), inputs(case, F64, 2) * 0.6 + 0.2
     label = torch.tensor([0, 1])
@@ -561,7 +561,7 @@ def test_signed_distances_have_the_gradient_of_finite_differences(name: str, nor
 @pytest.mark.parametrize("where", ["eps-zero", "zero-rows", "all-zero", "point-box", "corner"])
 def test_gradients_are_finite_in_degenerate_places(where: str, norm: float, boxed: bool) -> None:
     for name in ("tanh", "conv-padding"):
-        case = CASE_BY_NAME[name]
+        case = NAMED[name]
         module = fresh(case)
         x, options = inputs(case, F64, 2), {}
         with torch.no_grad():
@@ -759,7 +759,7 @@ def test_methods_are_ordered_at_the_first_layer(case: Case) -> None:
 @pytest.mark.parametrize("name", ["relu", "tanh", "conv-stack"])
 def test_a_larger_ball_never_has_a_larger_margin(name: str) -> None:
     """Of the exact minimum over a fixed envelope; the envelope itself is rebuilt, so only ibp is monotone too."""
-    net, x = ready(CASE_BY_NAME[name]).net, inputs(CASE_BY_NAME[name], F64, 4)
+    net, x = ready(NAMED[name]).net, inputs(NAMED[name], F64, 4)
     for norm in NORMS:
         margins = [
             pc.certify(net, x, None, ball(norm, eps=EPS[norm] * part), method="ibp").margin

@@ -33,7 +33,7 @@ from polycert.verification.pre_activation import relax, tighter
 from polycert.verification.reduced_problem import LOCAL, Coefficients, Reduced, piecewise_linear, reduce
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.tightening import refine
-from tests.helpers.cases import CASES, Case, ball, ready
+from tests.helpers.cases import CASES, Case, ball, ready, seed_of
 from tests.helpers.solvers import Piecewise, exact_values
 
 F64 = torch.float64
@@ -269,7 +269,7 @@ def test_any_multipliers_give_a_valid_bound(case: Case, norm: float) -> None:
     _, net, x, _ = ready(case)
     set_ = ball(norm, eps={1: 1.0, 2: 0.7, math.inf: 0.3}[norm])
     problem, spec = problem_of(net, x[:1], set_)
-    generator = torch.Generator().manual_seed(case.seed)
+    generator = torch.Generator().manual_seed(seed_of(case))
     points = set_.at(x[:1]).sample(200, generator)[:, 0].flatten(1)
     z, rows = problem.values(points)
     nodes = 30

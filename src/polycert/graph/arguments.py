@@ -8,32 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from polycert.rules import Call, Value
+from polycert.rules import RULES, Call, Value
 
 # Arguments that say where or how numbers are stored, or what only matters in training; their ops' values ignore them.
 IRRELEVANT = {"memory_format", "pin_memory", "non_blocking", "inplace", "momentum", "cudnn_enabled", "half_to_float"}
-# Arguments of ops that only choose the shape of the result, which the traced program states beside the call.
-BY_SHAPE = {
-    "view": {"size"},
-    "_unsafe_view": {"size"},
-    "reshape": {"shape"},
-    "flatten": {"start_dim", "end_dim"},
-    "unflatten": {"dim", "sizes"},
-    "squeeze": {"dim"},
-    "unsqueeze": {"dim"},
-    "expand": {"size", "implicit"},
-    "mean": {"keepdim"},
-    "sum": {"keepdim"},
-    "adaptive_avg_pool2d": {"output_size"},
-    "conv_transpose1d": {"output_padding"},
-    "conv_transpose2d": {"output_padding"},
-    "convolution": {"output_padding"},
-    "max_pool1d": {"ceil_mode"},
-    "max_pool2d": {"ceil_mode"},
-    "dropout": {"p"},  # its rule refuses it unless it does nothing
-    "feature_dropout": {"p"},
-    "alpha_dropout": {"p"},
-}
 
 
 def named(target: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[int, torch.Argument, Any]]:
@@ -45,9 +23,10 @@ def named(target: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[int,
             yield position, argument, kwargs[argument.name]
 
 
-def by_shape(target: Any) -> set[str]:
+def by_shape(target: Any) -> frozenset[str]:
     """The arguments of an op that the shape of its result accounts for."""
-    return BY_SHAPE.get(target._schema.name.split("::")[1].rstrip("_"), set())
+    found = RULES.get(str(target))
+    return frozenset() if found is None else found.by_shape
 
 
 def check_read(target: Any, call: Call) -> None:

@@ -32,6 +32,7 @@ from polycert.graph.traced_program import (
 )
 from polycert.rules import RULES, Call, Op, Value
 from polycert.rules.op import Decomposition
+from polycert.rules.registry import nearest_targets
 from polycert.runtime.execution import plain_products
 from polycert.runtime.limits import VALUES, checked_shape
 from polycert.sets.interval import holds
@@ -125,10 +126,10 @@ class CapturedNetwork(Network):
         variable = variable_names(nodes, signature.user_inputs[0])
         unknown = [n for n in calls if n.name in variable and not _has_rule(n) and n in needed_calls(result)]
         if unknown:
-            known = ", ".join(sorted({name.split(".")[1].strip("_") for name in RULES}))
             listed = ", ".join(sorted({f"{n.target} (node '{n.name}')" for n in unknown}))
             raise PolycertError(
-                f"no rule for {listed}: rewrite the model with supported ops ({known}) or add a rule in polycert/rules"
+                f"no rule for {listed}: rewrite the model with supported ops, of which the nearest are "
+                f"{nearest_targets(str(n.target) for n in unknown)}, or add a rule in polycert/rules"
             )
         network = CapturedNetwork(
             module, program, input_shape, shape_of(result), calls, result, dropped, variable, dtype, device
@@ -271,7 +272,7 @@ class CapturedNetwork(Network):
         training = "batch_norm" in target and self._owner(call).training
         shape = (shape_of(call) or (1,)) if gives_one(call) else ()
         given = Call(target, tuple(args), dict(kwargs), in_shapes, shape, like, training=training)
-        made = RULES[target](given)
+        made = RULES[target].build(given)
         check_read(call.target, given)
         result = made.out_shape if isinstance(made, Op) else made.shapes[-1]
         if gives_one(call) and result != shape:

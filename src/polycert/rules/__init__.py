@@ -6,17 +6,20 @@ from polycert.rules import (
     bilinear,
     bump,
     conv2d,
+    conv_rules,
     convex,
     indexing,
     maximum,
+    moves,
     piecewise_linear,
     pooling,
     recurrent,
     s_shaped,
 )
 from polycert.rules.activation import Activation, Lines, Pieces
+from polycert.rules.examples import Example
 from polycert.rules.op import Affine, Decomposition, Linear, Op
-from polycert.rules.registry import RULES, Call, Value
+from polycert.rules.registry import RULES, Call, Rule, Value
 
 __all__ = [
     "RULES",
@@ -24,19 +27,23 @@ __all__ = [
     "Affine",
     "Call",
     "Decomposition",
+    "Example",
     "Linear",
     "Lines",
     "Op",
     "Pieces",
+    "Rule",
     "Value",
     "affine",
     "arithmetic",
     "bilinear",
     "bump",
     "conv2d",
+    "conv_rules",
     "convex",
     "indexing",
     "maximum",
+    "moves",
     "piecewise_linear",
     "pooling",
     "recurrent",

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from polycert.forms import Dense, Differences, Form, Identity, Selected, Shape
 from polycert.rules.conv_adjoint import RowProduct
+from polycert.rules.examples import Example, Fn, classified, conv, op_named, seen, through
 from polycert.rules.op import Affine, Linear
 from polycert.rules.registry import Call, Value, rule
 from polycert.runtime.execution import apply
@@ -203,7 +204,17 @@ class Add(Linear):
         return None
 
 
-@rule("aten.linear.default")
+@rule(
+    "aten.linear.default",
+    family="affine",
+    onnx=("Gemm",),
+    layers={"linear": nn.Linear},
+    examples=(
+        Example("linear", (6,), lambda: nn.Linear(6, 4)),
+        Example("linear-no-bias", (6,), lambda: classified((6,), nn.Linear(6, 4, bias=False), nn.ReLU(), classes=2)),
+        Example("linear-last-axis", (3, 4), lambda: classified((3, 4), nn.Linear(4, 3), nn.ReLU())),
+    ),
+)
 def _linear(call: Call) -> MatMul:
     return MatMul(call.get(1, "weight"), call.get(2, "bias"), call.in_shapes[0], call.out_shape)
 
@@ -216,7 +227,18 @@ def times_matrix(call: Call) -> MatMul:
     return MatMul(weight.T, None, call.in_shapes[0], call.out_shape)
 
 
-@rule("aten.addmm.default")
+@rule(
+    "aten.addmm.default",
+    family="affine",
+    examples=(
+        Example(
+            "addmm",
+            (3,),
+            lambda: Fn(lambda m, x: m.b(torch.addmm(m.a.bias, x, m.a.weight).relu()), nn.Linear(3, 3), nn.Linear(3, 2)),
+            slow=True,
+        ),
+    ),
+)
 def _addmm(call: Call) -> MatMul:
     bias, x, weight = call.args[:3]
     if not isinstance(x, Value) or not isinstance(weight, Tensor) or not isinstance(bias, Tensor):
@@ -224,7 +246,33 @@ def _addmm(call: Call) -> MatMul:
     return MatMul(weight.T, bias, call.in_shapes[0], call.out_shape)
 
 
-@rule("aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default")
+_NATIVE = "aten._native_batch_norm_legit_no_training.default"
+
+
+@rule(
+    "aten.batch_norm.default",
+    _NATIVE,
+    family="affine",
+    onnx=("BatchNormalization",),
+    layers={"batch_norm2d": nn.BatchNorm2d},
+    examples=(
+        Example("batch-norm-1d", (5,), lambda: classified((5,), nn.Linear(5, 4), seen(nn.BatchNorm1d(4)), nn.ReLU())),
+        Example(
+            "batch-norm-2d",
+            (2, 4, 4),
+            lambda: classified((2, 4, 4), nn.Conv2d(2, 3, 3, padding=1), seen(nn.BatchNorm2d(3)), nn.ReLU()),
+        ),
+        Example("batch-norm-first", (2, 3, 3), lambda: nn.Sequential(seen(nn.BatchNorm2d(2)), conv((2, 3, 3), 2, 2))),
+        through(
+            "batch-norm-native",
+            (4,),
+            lambda z: op_named(_NATIVE)(
+                z, *(torch.full((4,), v, dtype=z.dtype) for v in (1.5, 0.2, -0.3, 0.8)), 0.1, 1e-5
+            )[0],
+            slow=True,
+        ),
+    ),
+)
 def _batch_norm(call: Call) -> Elementwise:
     _check_statistics(call)
     weight, bias, mean, variance = call.args[1:5]

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polycert.forms import Shape
 from polycert.rules.affine import Add, Elementwise, MatMul, Mean, times_matrix
 from polycert.rules.bilinear import bilinear, product
+from polycert.rules.examples import Example, Fn, calls, through
 from polycert.rules.indexing import Permute, Reshape, broadcast
 from polycert.rules.op import Decomposition, Linear, Op
 from polycert.rules.registry import Call, Value, constant_rows, rule
@@ -67,7 +68,7 @@ def over(call: Call) -> Elementwise:
     return Elementwise(1 / constant_rows(second, shape, call.like), None, shape)
 
 
-@rule("aten.neg.default")
+@rule("aten.neg.default", family="affine", onnx=("Neg",), examples=(through("negative", (4,), lambda z: -(-z).relu()),))
 def _neg(call: Call) -> Elementwise:
     shape = call.in_shapes[0]
     return Elementwise(constant_rows(-1.0, shape, call.like), None, shape)
@@ -101,17 +102,50 @@ def _in_one_shape(call: Call, build: Callable[[Call], Op | Decomposition]) -> Op
     return recipe
 
 
-@rule("aten.add.Tensor", "aten.add_.Tensor", "aten.add.Scalar")
+@rule(
+    "aten.add.Tensor",
+    "aten.add_.Tensor",
+    "aten.add.Scalar",
+    family="affine",
+    onnx=("Add", "Sum"),
+    examples=(
+        through("add", (5,), lambda z: z.relu() + z, slow=True),
+        calls("aten.add_.Tensor", 0.5),
+        calls("aten.add.Scalar", 0.5),
+    ),
+)
 def _add(call: Call) -> Op | Decomposition:
     return _in_one_shape(call, plus)
 
 
-@rule("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar")
+@rule(
+    "aten.sub.Tensor",
+    "aten.sub.Scalar",
+    "aten.rsub.Scalar",
+    family="affine",
+    onnx=("Sub",),
+    examples=(
+        through("sub", (5,), lambda z: z.tanh() - z, slow=True),
+        calls("aten.sub.Scalar", 0.5),
+        calls("aten.rsub.Scalar", 0.5),
+    ),
+)
 def _sub(call: Call) -> Op | Decomposition:
     return _in_one_shape(call, minus)
 
 
-@rule("aten.mul.Tensor", "aten.mul.Scalar", "aten.mul_.Tensor")
+@rule(
+    "aten.mul.Tensor",
+    "aten.mul.Scalar",
+    "aten.mul_.Tensor",
+    family="affine",
+    onnx=("Mul",),
+    examples=(
+        through("mul", (5,), lambda z: z * z.tanh(), slow=True),
+        calls("aten.mul.Scalar", -1.5),
+        calls("aten.mul_.Tensor", 0.7),
+    ),
+)
 def _mul(call: Call) -> Op | Decomposition:
     return _in_one_shape(call, _product if _two_nodes(call) else times)
 
@@ -120,12 +154,35 @@ def _product(call: Call) -> Decomposition:
     return product(call.out_shape, call.like)
 
 
-@rule("aten.div.Tensor", "aten.div.Scalar", "aten.div_.Tensor")
+@rule(
+    "aten.div.Tensor",
+    "aten.div.Scalar",
+    "aten.div_.Tensor",
+    family="affine",
+    onnx=("Div",),
+    examples=(calls("aten.div.Tensor", 0.3), calls("aten.div.Scalar", -1.5), calls("aten.div_.Tensor", 0.7)),
+)
 def _div(call: Call) -> Op | Decomposition:
     return _in_one_shape(call, over)
 
 
-@rule("aten.matmul.default", "aten.mm.default")
+@rule(
+    "aten.matmul.default",
+    "aten.mm.default",
+    family="affine",
+    onnx=("MatMul",),
+    examples=(
+        Example(
+            "matmul", (5,), lambda: Fn(lambda m, x: m.a((x @ m.b.weight).relu()), nn.Linear(4, 3), nn.Linear(4, 5))
+        ),
+        Example(
+            "mm",
+            (5,),
+            lambda: Fn(lambda m, x: m.a(torch.mm(x, m.b.weight)), nn.Linear(4, 3), nn.Linear(4, 5)),
+            slow=True,
+        ),
+    ),
+)
 def _matmul(call: Call) -> Op | Decomposition:
     return bilinear(call.in_shapes[0], call.in_shapes[1], call.like) if _two_nodes(call) else times_matrix(call)
 
@@ -152,7 +209,17 @@ def reduction(shape: Shape, axes: Sequence[int], out_shape: Shape, like: Tensor,
     return recipe
 
 
-@rule("aten.mean.dim", "aten.sum.dim_IntList")
+@rule(
+    "aten.mean.dim",
+    "aten.sum.dim_IntList",
+    family="affine",
+    onnx=("ReduceMean", "ReduceSum"),
+    by_shape=("keepdim",),
+    examples=(
+        through("mean", (2, 3, 4), lambda z: z.relu().mean((2, 3))),
+        through("sum", (2, 4), lambda z: z.relu().sum(1, keepdim=True).squeeze(1) + z.sum(1)),
+    ),
+)
 def _reduce(call: Call) -> Decomposition:
     rank = len(call.in_shapes[0]) + 1
     dims = call.get(1, "dim")

@@ -11,6 +11,7 @@ from torch import Tensor
 from polycert.forms import Shape
 from polycert.rules.affine import Add, Elementwise, MatMul
 from polycert.rules.convex import Exp, Reciprocal, Square
+from polycert.rules.examples import calls, through
 from polycert.rules.indexing import Pick, Reshape, places_of
 from polycert.rules.op import Decomposition
 from polycert.rules.registry import Call, Value, rule
@@ -64,7 +65,16 @@ def softmax(shape: Shape, like: Tensor) -> Decomposition:
     return recipe
 
 
-@rule("aten.softmax.int", "aten._softmax.default")
+@rule(
+    "aten.softmax.int",
+    "aten._softmax.default",
+    family="product",
+    onnx=("Softmax",),
+    examples=(
+        through("softmax-inside", (4,), lambda z: z.softmax(1)),
+        calls("aten._softmax.default", -1, False, shape=(4,)),
+    ),
+)
 def _softmax(call: Call) -> Decomposition:
     axis, rank = call.get(1, "dim"), len(call.out_shape)
     if axis not in (-1, rank):
@@ -72,7 +82,11 @@ def _softmax(call: Call) -> Decomposition:
     return softmax(call.out_shape, call.like)
 
 
-@rule("aten.bmm.default")
+@rule(
+    "aten.bmm.default",
+    family="product",
+    examples=(through("bmm", (2, 3), lambda z: torch.bmm(z, z.transpose(1, 2)), slow=True),),
+)
 def _bmm(call: Call) -> Decomposition:
     if not all(isinstance(value, Value) for value in call.args[:2]):
         raise ValueError("a product with one constant for each sample is not supported")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polycert.rules.activation import SmoothActivation
+from polycert.rules.examples import Example, activated, mlp
 from polycert.rules.registry import Call, rule
 from polycert.sets.interval import Interval
 
@@ -104,11 +105,21 @@ class Silu(Bump):
         return gate * (1 + z * (-z).sigmoid())
 
 
-@rule("aten.gelu.default", "aten.gelu_.default")
+@rule(
+    "aten.gelu.default",
+    "aten.gelu_.default",
+    family="bump",
+    onnx=("Gelu",),
+    examples=(
+        activated("aten.gelu.default"),
+        activated("aten.gelu_.default", slow=True),
+        Example("gelu-tanh", (5,), lambda: mlp(nn.GELU("tanh"))),
+    ),
+)
 def _gelu(call: Call) -> Bump:
     return TanhGelu(call.out_shape) if call.get(1, "approximate", "none") == "tanh" else Gelu(call.out_shape)
 
 
-@rule("aten.silu.default", "aten.silu_.default")
+@rule("aten.silu.default", "aten.silu_.default", family="bump")
 def _silu(call: Call) -> Silu:
     return Silu(call.out_shape)

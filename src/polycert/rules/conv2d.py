@@ -1,11 +1,10 @@
 """Convolutions: their rows live in windows, and windows of windows are windows.
 
-Convolutions of lines `[C, L]` are those of images of one line `[C, 1, L]`; a transposed one is an adjoint used forward.
+A transposed convolution is an adjoint used forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,9 +14,7 @@ from torch import Tensor
 
 from polycert.forms import Form, Identity, Patches, Selected, SelectedPatches, Shape, Windowed
 from polycert.rules.conv_adjoint import ConvGeometry, Overlaid, Pair, Transposed, dilated, interleaved
-from polycert.rules.indexing import Reshape
-from polycert.rules.op import Affine, Decomposition, Op
-from polycert.rules.registry import Call, rule
+from polycert.rules.op import Affine
 from polycert.runtime.execution import apply
 
 WIDE = 3  # kernels side by side
@@ -181,82 +178,6 @@ class Conv2d(Affine):
         return tiled * (owner[:, None] == member[None, :]).to(weight.dtype)[..., None, None]
 
 
-def _pair(value: int | Sequence[int]) -> Pair:
-    if isinstance(value, int):
-        return (value, value)
-    return (value[0], value[-1])
-
-
-@rule("aten.conv2d.default", "aten.conv2d.padding", "aten.convolution.default")
-def _conv2d(call: Call) -> Affine:
-    weight = call.get(1, "weight")
-    if weight.dim() != 4 or call.get(6, "transposed", False) is True:
-        raise ValueError("only two-dimensional convolutions, not transposed, are supported")
-    stride, dilation = _pair(call.get(3, "stride", 1)), _pair(call.get(5, "dilation", 1))
-    padding = call.get(4, "padding", 0)
-    if isinstance(padding, str):
-        padding = same_padding(padding, weight, dilation)
-    groups = call.args[8] if call.target == "aten.convolution.default" else call.get(6, "groups", 1)
-    return Conv2d(
-        weight,
-        call.get(2, "bias"),
-        call.in_shapes[0],
-        call.out_shape,
-        stride,
-        _pair(padding),
-        dilation,
-        int(groups),
-    )
-
-
-def same_padding(name: str, weight: Tensor, dilation: Pair) -> Pair:
-    """The padding that a name stands for."""
-    if name == "valid":
-        return (0, 0)
-    total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    if any(t % 2 for t in total):
-        raise ValueError("padding='same' with an even kernel is one-sided; pad the input instead")
-    return (total[0] // 2, total[1] // 2)
-
-
-def as_image(shape: Shape) -> Shape:
-    """`[C, L]` as `[C, 1, L]`."""
-    return (shape[0], 1, shape[1])
-
-
-def pair_of(value: int | Sequence[int], flat: bool, default: int) -> Pair:
-    """One number for each axis; a line has `default` across."""
-    values = [value] if isinstance(value, int) else list(value)
-    return (default, int(values[-1])) if flat else (int(values[0]), int(values[-1]))
-
-
-def in_lines(op: Op | Decomposition, call: Call) -> Decomposition:
-    """An op on images of one line, applied to lines."""
-    recipe = Decomposition(call.in_shapes[0])
-    image = recipe.add(Reshape(call.in_shapes[0], as_image(call.in_shapes[0])), 0)
-    made = recipe.add(op, image) if isinstance(op, Op) else recipe.follow(op, image)
-    recipe.add(Reshape(recipe.shapes[made], call.out_shape), made)
-    return recipe
-
-
-@rule("aten.conv1d.default", "aten.conv1d.padding")
-def _conv1d(call: Call) -> Decomposition:
-    weight = call.get(1, "weight").unsqueeze(2)
-    dilation, padding = pair_of(call.get(5, "dilation", 1), True, 1), call.get(4, "padding", 0)
-    sides = same_padding(padding, weight, dilation) if isinstance(padding, str) else pair_of(padding, True, 0)
-    op = Conv2d(
-        weight,
-        call.get(2, "bias"),
-        as_image(call.in_shapes[0]),
-        as_image(call.out_shape),
-        pair_of(call.get(3, "stride", 1), True, 1),
-        sides,
-        dilation,
-        int(call.get(6, "groups", 1)),
-    )
-    return in_lines(op, call)
-
-
 @dataclass(frozen=True, eq=False)
 class ConvTranspose2d(Affine):
     """`base` maps the output's space to the input's; its transpose is this op."""
@@ -295,15 +216,3 @@ class ConvTranspose2d(Affine):
     def absolute(self, values: Tensor) -> Tensor:
         """With absolute weights."""
         return replace(self.base, weight=self.base.weight.abs()).adjoint(values)
-
-
-@rule("aten.conv_transpose2d.input", "aten.conv_transpose1d.default")
-def _conv_transpose(call: Call) -> ConvTranspose2d | Decomposition:
-    weight, offset, groups = call.get(1, "weight"), call.get(2, "bias"), call.get(6, "groups", 1)
-    stride, padding, dilation = call.get(3, "stride", 1), call.get(4, "padding", 0), call.get(7, "dilation", 1)
-    flat = weight.dim() == 3
-    shapes = [as_image(shape) if flat else shape for shape in (call.in_shapes[0], call.out_shape)]
-    pairs = [pair_of(value, flat, default) for value, default in ((stride, 1), (padding, 0), (dilation, 1))]
-    kernel = weight.unsqueeze(2) if flat else weight
-    base = Conv2d(kernel, None, shapes[1], shapes[0], pairs[0], pairs[1], pairs[2], int(groups))
-    return in_lines(ConvTranspose2d(base, offset), call) if flat else ConvTranspose2d(base, offset)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from polycert.rules.activation import SmoothActivation
+from polycert.rules.examples import activated
 from polycert.rules.registry import Call, rule
 from polycert.sets.interval import Interval
 
@@ -145,26 +146,32 @@ class Reciprocal(Convex):
         return super().offset_range(slope, lower.clamp(min=1), upper.clamp(min=1))
 
 
-@rule("aten.exp.default", "aten.exp_.default")
+@rule("aten.exp.default", "aten.exp_.default", family="convex", onnx=("Exp",))
 def _exp(call: Call) -> Exp:
     return Exp(call.out_shape)
 
 
-@rule("aten.softplus.default")
+@rule("aten.softplus.default", family="convex", onnx=("Softplus",))
 def _softplus(call: Call) -> Softplus:
     if call.get(1, "beta", 1) != 1:
         raise ValueError("softplus is supported with beta=1 only")
     return Softplus(call.out_shape)
 
 
-@rule("aten.elu.default", "aten.elu_.default")
+@rule("aten.elu.default", "aten.elu_.default", family="convex", onnx=("Elu",))
 def _elu(call: Call) -> Elu:
     if any(call.get(k, name, 1) != 1 for k, name in ((1, "alpha"), (2, "scale"), (3, "input_scale"))):
         raise ValueError("elu is supported with alpha=1 only")
     return Elu(call.out_shape)
 
 
-@rule("aten.square.default", "aten.pow.Tensor_Scalar")
+@rule(
+    "aten.square.default",
+    "aten.pow.Tensor_Scalar",
+    family="convex",
+    onnx=("Pow",),
+    examples=(activated("aten.square.default"), activated("aten.pow.Tensor_Scalar", 2, slow=True)),
+)
 def _square(call: Call) -> Square:
     if call.get(1, "exponent", 2) != 2:
         raise ValueError("only the power 2 is supported")

@@ -12,9 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.forms import Dense, Form, Shape
-from polycert.rules.affine import Elementwise
-from polycert.rules.op import Affine, Decomposition, Linear
-from polycert.rules.registry import Call, Value, rule
+from polycert.rules.op import Affine, Linear
 from polycert.sets.interval import Interval, Rounding
 
 
@@ -72,53 +70,6 @@ class Permute(Exact):
         """Permute back."""
         back = sorted(range(len(self.order)), key=self.order.__getitem__)
         return rows.permute(0, *(axis + 1 for axis in back))
-
-
-@rule(
-    "aten.view.default",
-    "aten.reshape.default",
-    "aten._unsafe_view.default",
-    "aten.flatten.using_ints",
-    "aten.unflatten.int",
-    "aten.squeeze.dim",
-    "aten.squeeze.dims",
-    "aten.squeeze.default",
-    "aten.unsqueeze.default",
-    "aten.contiguous.default",
-    "aten.clone.default",
-    "aten.detach.default",
-    "aten.detach_.default",
-    "aten.alias.default",
-)
-def _reshape(call: Call) -> Reshape:
-    return Reshape(call.in_shapes[0], call.out_shape)
-
-
-@rule("aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default")
-def _dropout(call: Call) -> Reshape:
-    if call.get(2, "train") is not False:
-        raise ValueError("dropout that is on in evaluation (train=True) is random: a network must not be")
-    return Reshape(call.in_shapes[0], call.out_shape)
-
-
-@rule("aten.permute.default")
-def _permute(call: Call) -> Permute:
-    rank = len(call.out_shape) + 1
-    dims = [d % rank for d in call.get(1, "dims")]
-    if dims[0] != 0:
-        raise ValueError("the batch axis must stay first")
-    return Permute(call.in_shapes[0], call.out_shape, tuple(d - 1 for d in dims[1:]))
-
-
-@rule("aten.transpose.int")
-def _transpose(call: Call) -> Permute:
-    rank = len(call.out_shape) + 1
-    first, second = (call.get(k, name) % rank for k, name in ((1, "dim0"), (2, "dim1")))
-    if 0 in (first, second):
-        raise ValueError("the batch axis must stay first")
-    order = list(range(rank - 1))
-    order[first - 1], order[second - 1] = second - 1, first - 1
-    return Permute(call.in_shapes[0], call.out_shape, tuple(order))
 
 
 NOTHING = -1
@@ -232,95 +183,3 @@ class Concat(Linear):
 def broadcast(shape: Shape, wide: Shape, like: Tensor) -> Pick:
     """A node repeated to a larger shape."""
     return Pick.of(places_of(shape, like).expand(wide), shape)
-
-
-def _axis(call: Call, position: int, rank: int) -> int:
-    """An axis counted from the first after the batch."""
-    axis = int(call.get(position, "dim", 0)) % rank
-    if axis == 0:
-        raise ValueError("the batch axis cannot be cut or joined")
-    return axis - 1
-
-
-@rule("aten.cat.default", "aten.concat.default")
-def _cat(call: Call) -> Concat:
-    parts = call.args[0]
-    if not all(isinstance(part, Value) for part in parts):
-        raise ValueError("joining constants to a node is not supported")
-    return Concat(call.in_shapes, _axis(call, 1, len(call.out_shape) + 1))
-
-
-@rule("aten.stack.default")
-def _stack(call: Call) -> Decomposition:
-    axis = _axis(call, 1, len(call.out_shape) + 1)
-    recipe = Decomposition(*call.in_shapes)
-    shape = call.in_shapes[0]
-    tall = (*shape[:axis], 1, *shape[axis:])
-    parts = [recipe.add(Reshape(shape, tall), k) for k in range(len(call.in_shapes))]
-    recipe.add(Concat((tall,) * len(parts), axis), *parts)
-    return recipe
-
-
-@rule("aten.slice.Tensor")
-def _slice(call: Call) -> Pick:
-    shape = call.in_shapes[0]
-    axis = _axis(call, 1, len(shape) + 1)
-    ends = slice(call.get(2, "start"), call.get(3, "end"), call.get(4, "step", 1))
-    places = places_of(shape, call.like)
-    return Pick.of(places[(slice(None),) * axis + (ends,)], shape)
-
-
-@rule("aten.select.int")
-def _select(call: Call) -> Pick:
-    shape = call.in_shapes[0]
-    axis = _axis(call, 1, len(shape) + 1)
-    picked = places_of(shape, call.like).select(axis, call.get(2, "index"))
-    return Pick.of(picked.reshape(call.out_shape or (1,)), shape)
-
-
-@rule("aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.unbind.int")
-def _split(call: Call) -> Decomposition:
-    shape = call.in_shapes[0]
-    places = places_of(shape, call.like)
-    if "unbind" in call.target:
-        parts: Sequence[Tensor] = places.unbind(_axis(call, 1, len(shape) + 1))
-    else:
-        cut = torch.chunk if "chunk" in call.target else torch.split
-        parts = cut(places, call.args[1], _axis(call, 2, len(shape) + 1))
-    recipe = Decomposition(shape)
-    recipe.several = tuple(recipe.add(Pick.of(part, shape), 0) for part in parts)
-    return recipe
-
-
-@rule("aten.pad.default", "aten.constant_pad_nd.default")
-def _pad(call: Call) -> Pick | Decomposition:
-    shape, sides = call.in_shapes[0], list(call.get(1, "pad"))
-    constant = "constant_pad" in call.target
-    value = float((call.get(2, "value", 0) if constant else call.get(3, "value")) or 0)
-    if not constant and call.get(2, "mode", "constant") != "constant":
-        raise ValueError("only padding with a constant is supported")
-    if len(sides) > 2 * len(shape):
-        raise ValueError("the batch axis cannot be padded")
-    places = F.pad(places_of(shape, call.like), sides, value=NOTHING)
-    pick = Pick.of(places, shape)
-    if value == 0:
-        return pick
-    recipe = Decomposition(shape)
-    shift = (places == NOTHING).to(call.like).unsqueeze(0) * value
-    recipe.add(Elementwise(None, shift, pick.out_shape), recipe.add(pick, 0))
-    return recipe
-
-
-@rule("aten.expand.default")
-def _expand(call: Call) -> Pick:
-    shape = call.in_shapes[0]
-    return broadcast((1,) * (len(call.out_shape) - len(shape)) + shape, call.out_shape, call.like)
-
-
-@rule("aten.flip.default")
-def _flip(call: Call) -> Pick:
-    shape = call.in_shapes[0]
-    axes = [d % (len(shape) + 1) for d in call.get(1, "dims")]
-    if 0 in axes:
-        raise ValueError("the batch axis cannot be turned round")
-    return Pick.of(places_of(shape, call.like).flip([a - 1 for a in axes]), shape)

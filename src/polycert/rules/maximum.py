@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from polycert.forms import Shape
 from polycert.rules.affine import Add, Elementwise
+from polycert.rules.examples import activated, through
 from polycert.rules.op import Decomposition
 from polycert.rules.piecewise_linear import Relu
 from polycert.rules.registry import Call, Value, constant_rows, rule
@@ -51,7 +53,13 @@ def _mirror(recipe: Decomposition, node: int, like: Tensor) -> int:
     return recipe.add(Elementwise(constant_rows(-1.0, shape, like), None, shape, stored_weights=True), node)
 
 
-@rule("aten.maximum.default", "aten.minimum.default")
+@rule(
+    "aten.maximum.default",
+    "aten.minimum.default",
+    family="maximum",
+    onnx=("Max", "Min"),
+    examples=(through("max-min", (4,), lambda z: torch.maximum(z, z.flip(1)) - torch.minimum(z, z.relu()), slow=True),),
+)
 def _maximum(call: Call) -> Decomposition:
     if not isinstance(call.args[1], Value) or len(call.in_shapes) != 2 or call.in_shapes[0] != call.in_shapes[1]:
         raise ValueError("the larger of two nodes of one shape is supported; use clamp for constants")
@@ -63,18 +71,39 @@ def _maximum(call: Call) -> Decomposition:
     return recipe
 
 
-@rule("aten.clamp.default", "aten.clamp_.default", "aten.hardtanh.default", "aten.hardtanh_.default")
+@rule(
+    "aten.clamp.default",
+    "aten.clamp_.default",
+    "aten.hardtanh.default",
+    "aten.hardtanh_.default",
+    family="piecewise linear",
+    onnx=("Clip", "HardSigmoid"),
+    examples=(
+        activated("aten.clamp.default", -0.2, 0.4),
+        activated("aten.hardtanh.default", 0.0, 0.5, name="relu6-like"),
+        activated("aten.clamp_.default", -0.2, 0.4, slow=True),
+        activated("aten.hardtanh_.default", slow=True),
+    ),
+)
 def _clamp(call: Call) -> Decomposition:
     default = (-1.0, 1.0) if "hardtanh" in call.target else (None, None)
     low, high = call.get(1, "min", default[0]), call.get(2, "max", default[1])
     return clipped(call.out_shape, low, high, call.like)
 
 
-@rule("aten.clamp_min.default")
+@rule(
+    "aten.clamp_min.default",
+    family="piecewise linear",
+    examples=(activated("aten.clamp_min.default", 0.25, slow=True),),
+)
 def _clamp_min(call: Call) -> Decomposition:
     return clipped(call.out_shape, float(call.args[1]), None, call.like)
 
 
-@rule("aten.clamp_max.default")
+@rule(
+    "aten.clamp_max.default",
+    family="piecewise linear",
+    examples=(activated("aten.clamp_max.default", -0.5, slow=True),),
+)
 def _clamp_max(call: Call) -> Decomposition:
     return clipped(call.out_shape, None, float(call.args[1]), call.like)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from polycert.forms import Shape
 from polycert.rules.activation import Activation, Pieces
+from polycert.rules.examples import activated
 from polycert.rules.registry import Call, rule
 from polycert.runtime.execution import apply
 from polycert.sets.interval import Interval, Rounding
@@ -129,16 +130,26 @@ class _ReluChord(torch.autograd.Function):
         return slope * (turn - slope * rise), rest * (turn + rest * rise)
 
 
-@rule("aten.relu.default", "aten.relu_.default")
+@rule("aten.relu.default", "aten.relu_.default", family="piecewise linear", onnx=("Relu",), layers={"relu": nn.ReLU})
 def _relu(call: Call) -> Relu:
     return Relu(call.out_shape)
 
 
-@rule("aten.leaky_relu.default", "aten.leaky_relu_.default")
+@rule(
+    "aten.leaky_relu.default",
+    "aten.leaky_relu_.default",
+    family="piecewise linear",
+    onnx=("LeakyRelu", "PRelu"),
+    layers={"leaky_relu": nn.LeakyReLU},
+    examples=(
+        *(activated("aten.leaky_relu.default", leak, name=f"leaky-{leak}") for leak in (0.1, -0.3, 1.7)),
+        activated("aten.leaky_relu_.default", 0.3, slow=True),
+    ),
+)
 def _leaky_relu(call: Call) -> LeakyRelu:
     return LeakyRelu(call.out_shape, leak=float(call.get(1, "negative_slope", 0.01)))
 
 
-@rule("aten.abs.default")
+@rule("aten.abs.default", family="piecewise linear", onnx=("Abs",))
 def _abs(call: Call) -> LeakyRelu:
     return LeakyRelu(call.out_shape, leak=-1.0)

@@ -7,11 +7,13 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polycert.forms import Shape
-from polycert.rules.conv2d import Conv2d, as_image, in_lines, pair_of
+from polycert.rules.conv2d import Conv2d
 from polycert.rules.conv_adjoint import Pair
+from polycert.rules.conv_rules import as_image, in_lines, pair_of
+from polycert.rules.examples import Example, classified, pooled
 from polycert.rules.indexing import Pick, places_of
 from polycert.rules.maximum import largest
 from polycert.rules.op import Decomposition
@@ -40,7 +42,16 @@ def _two(values: int | list[int]) -> Pair:
     return (values, values) if isinstance(values, int) else (values[0], values[-1])
 
 
-@rule("aten.avg_pool2d.default")
+@rule(
+    "aten.avg_pool2d.default",
+    family="affine",
+    onnx=("AveragePool",),
+    layers={"avg_pool2d": nn.AvgPool2d},
+    examples=(
+        Example("avg-pool", (1, 5, 5), lambda: pooled((1, 5, 5), nn.AvgPool2d(2))),
+        Example("avg-pool-padding", (1, 5, 5), lambda: pooled((1, 5, 5), nn.AvgPool2d(3, stride=2, padding=1))),
+    ),
+)
 def _avg_pool2d(call: Call) -> AvgPool2d:
     kernel = _two(call.get(1, "kernel_size"))
     stride, padding = _two(call.get(2, "stride") or list(kernel)), _two(call.get(3, "padding", 0))
@@ -53,7 +64,13 @@ def _avg_pool2d(call: Call) -> AvgPool2d:
     return _pool(call, kernel, stride, padding)
 
 
-@rule("aten.adaptive_avg_pool2d.default")
+@rule(
+    "aten.adaptive_avg_pool2d.default",
+    family="affine",
+    onnx=("GlobalAveragePool",),
+    by_shape=("output_size",),
+    examples=(Example("adaptive-avg-pool", (1, 4, 6), lambda: pooled((1, 4, 6), nn.AdaptiveAvgPool2d((2, 3)))),),
+)
 def _adaptive_avg_pool2d(call: Call) -> AvgPool2d:
     sizes, outputs = call.in_shapes[0][1:], call.out_shape[1:]
     if any(size % out for size, out in zip(sizes, outputs, strict=True)):
@@ -126,7 +143,18 @@ def _looked_at(size: int, windows: PoolWindows, axis: int) -> Tensor:
     return torch.where(inside, found, first)
 
 
-@rule("aten.max_pool2d.default", "aten.max_pool1d.default")
+@rule(
+    "aten.max_pool2d.default",
+    "aten.max_pool1d.default",
+    family="maximum",
+    onnx=("MaxPool", "GlobalMaxPool"),
+    by_shape=("ceil_mode",),
+    examples=(
+        Example("max-pool", (1, 4, 4), lambda: pooled((1, 4, 4), nn.MaxPool2d(2))),
+        Example("max-pool-overlap", (1, 5, 5), lambda: pooled((1, 5, 5), nn.MaxPool2d(3, stride=2, padding=1))),
+        Example("max-pool-1d", (2, 6), lambda: classified((2, 6), nn.MaxPool1d(3, stride=2))),
+    ),
+)
 def _max_pool(call: Call) -> Decomposition:
     flat = "1d" in call.target
     size = call.get(1, "kernel_size")

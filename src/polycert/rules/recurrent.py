@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from polycert.forms import Shape
 from polycert.rules.affine import Add, Elementwise, MatMul
 from polycert.rules.bilinear import product
+from polycert.rules.examples import Example, Fn
 from polycert.rules.indexing import Concat, Pick, Reshape, places_of
 from polycert.rules.op import Decomposition, Op
 from polycert.rules.piecewise_linear import Relu
@@ -157,7 +158,28 @@ def _zero(value: Any) -> bool:
     return isinstance(value, Tensor) and not bool(value.any())
 
 
-@rule("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input")
+def _last(layer: nn.Module) -> nn.Module:
+    return Fn(lambda m, x: m.b(m.a(x)[0][:, -1]), layer, nn.Linear(3, 3))
+
+
+@rule(
+    "aten.lstm.input",
+    "aten.gru.input",
+    "aten.rnn_tanh.input",
+    "aten.rnn_relu.input",
+    family="recurrent",
+    onnx=("LSTM", "GRU", "RNN"),
+    examples=(
+        Example("rnn", (3, 2), lambda: _last(nn.RNN(2, 3, num_layers=2, batch_first=True))),
+        Example("rnn-relu", (3, 2), lambda: _last(nn.RNN(2, 3, nonlinearity="relu", bias=False, batch_first=True))),
+        Example("gru", (3, 2), lambda: _last(nn.GRU(2, 3, batch_first=True))),
+        Example(
+            "lstm",
+            (2, 2),
+            lambda: Fn(lambda m, x: m.b(m.a(x)[0].flatten(1)), nn.LSTM(2, 2, batch_first=True), nn.Linear(4, 3)),
+        ),
+    ),
+)
 def _layers(call: Call) -> Decomposition:
     kind = call.target.split(".")[1]
     states = call.args[1] if kind == "lstm" else [call.args[1]]
@@ -178,7 +200,27 @@ def _weights(params: list[Tensor]) -> Weights:
     return Weights(params[0], params[1], *params[2:]) if len(params) == 4 else Weights(params[0], params[1], None, None)
 
 
-@rule("aten.lstm_cell.default", "aten.gru_cell.default", "aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default")
+def _twice(cell: nn.Module) -> nn.Module:
+    return Fn(lambda m, x: m.b(m.a(x[:, 1], m.a(x[:, 0]))), cell, nn.Linear(3, 3))
+
+
+@rule(
+    "aten.lstm_cell.default",
+    "aten.gru_cell.default",
+    "aten.rnn_tanh_cell.default",
+    "aten.rnn_relu_cell.default",
+    family="recurrent",
+    examples=(
+        Example(
+            "lstm-cell",
+            (2, 2),
+            lambda: Fn(lambda m, x: m.b(m.a(x[:, 1], m.a(x[:, 0]))[0]), nn.LSTMCell(2, 3), nn.Linear(3, 3)),
+        ),
+        Example("gru-cell", (2, 2), lambda: _twice(nn.GRUCell(2, 3))),
+        Example("rnn-cell", (2, 2), lambda: _twice(nn.RNNCell(2, 3)), slow=True),
+        Example("rnn-relu-cell", (2, 2), lambda: _twice(nn.RNNCell(2, 3, nonlinearity="relu")), slow=True),
+    ),
+)
 def _cell(call: Call) -> Op | Decomposition:
     kind = call.target.split(".")[1].removesuffix("_cell")
     given = list(call.args[1]) if kind == "lstm" else [call.args[1]]

@@ -1,15 +1,22 @@
-"""The registry of rules: which op, or which decomposition, a traced call becomes."""
+"""The registry of rules: what is declared of an op, once.
+
+Everything that reads, writes, lists or tests ops asks here: capture, the ONNX reader, architectures and recipes, error
+messages, the lists in the documentation, the invariants and the hunt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polycert.forms import Shape
+from polycert.rules.examples import Example, activated, short
 from polycert.rules.op import Op
 
 if TYPE_CHECKING:
@@ -68,21 +75,93 @@ class Value:
         self.index = index
 
 
-# A rule gives an op, or a recipe of several (see `rules/decomposition.py`).
+# A rule gives an op, or a recipe of several (see `Decomposition` in `rules/op.py`).
 Builder = Callable[[Call], Union[Op, "Decomposition"]]
-RULES: dict[str, Builder] = {}
 AnyBuilder = TypeVar("AnyBuilder", bound=Builder)
+Family = Literal[
+    "affine", "moves", "piecewise linear", "S-shaped", "convex", "bump", "smooth", "maximum", "product", "recurrent"
+]
+ACTIVATIONS: tuple[Family, ...] = ("piecewise linear", "S-shaped", "convex", "bump", "smooth")
 
 
-def rule(*targets: str) -> Callable[[AnyBuilder], AnyBuilder]:
-    """Register the builder of an op for the names that `torch.export` gives it."""
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """What is declared of an op. How it is written to ONNX files, the ops that it becomes know (`Op.write`)."""
+
+    targets: tuple[str, ...]  # the names that `torch.export` gives it
+    build: Builder
+    family: Family
+    onnx: tuple[str, ...]  # the ONNX ops that are read into it
+    layers: Mapping[str, type[nn.Module]]  # by their names in architectures and recipes
+    by_shape: frozenset[str]  # arguments that only choose the result's shape, which the program states beside the call
+    examples: tuple[Example, ...]  # networks that together contain every target
+
+
+RULES: dict[str, Rule] = {}  # by target
+
+
+def rule(
+    *targets: str,
+    family: Family,
+    onnx: Iterable[str] = (),
+    layers: Mapping[str, type[nn.Module]] | None = None,
+    by_shape: Iterable[str] = (),
+    examples: Iterable[Example] = (),
+) -> Callable[[AnyBuilder], AnyBuilder]:
+    """Declare an op by the builder below. An activation without examples gets one for each target."""
 
     def register(builder: AnyBuilder) -> AnyBuilder:
-        for target in targets:
-            RULES[target] = builder
+        shown = tuple(examples)
+        if not shown and family in ACTIVATIONS:
+            shown = tuple(activated(target, slow=target != targets[0]) for target in targets)
+        made = Rule(targets, builder, family, tuple(onnx), layers or {}, frozenset(by_shape), shown)
+        RULES.update(dict.fromkeys(targets, made))
         return builder
 
     return register
+
+
+def rules() -> list[Rule]:
+    """All of them, each once."""
+    return list(dict.fromkeys(RULES.values()))
+
+
+def onnx_rules() -> dict[str, Rule]:
+    """The rules by the names of the ONNX ops that are read into them."""
+    return {name: found for found in rules() for name in found.onnx}
+
+
+def layers(*families: Family) -> dict[str, type[nn.Module]]:
+    """Torch's layers by their names in architectures: those of some families, or all."""
+    chosen = [found for found in rules() if not families or found.family in families]
+    return {name: layer for found in chosen for name, layer in found.layers.items()}
+
+
+def nearest(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """The supported names that are written most like the unknown ones; all of them if none is."""
+    names = sorted(set(known))
+    alike = {name for one in unknown for name in difflib.get_close_matches(one, names, n=4, cutoff=0.5)}
+    return ", ".join(sorted(alike) or names)
+
+
+def nearest_targets(unknown: Iterable[str]) -> str:
+    """The supported ops that are named most like the unknown targets."""
+    return nearest((_plain(target) for target in unknown), map(_plain, RULES))
+
+
+def _plain(target: str) -> str:
+    return short(target).split(".")[0].strip("_")
+
+
+@contextmanager
+def scratch() -> Iterator[None]:
+    """What is declared inside is forgotten at the end: for trying rules out."""
+    before = dict(RULES)
+    try:
+        yield
+    finally:
+        RULES.clear()
+        RULES.update(before)
 
 
 def constant_rows(value: Tensor | float, shape: Shape, like: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polycert.forms import Shape
 from polycert.rules.activation import Activation
@@ -159,21 +159,27 @@ class Arctan(SShaped):
         return ((1 - slope) / slope).sqrt()
 
 
-@rule("aten.tanh.default", "aten.tanh_.default")
+@rule("aten.tanh.default", "aten.tanh_.default", family="S-shaped", onnx=("Tanh",), layers={"tanh": nn.Tanh})
 def _tanh(call: Call) -> Tanh:
     return Tanh(call.out_shape)
 
 
-@rule("aten.sigmoid.default", "aten.sigmoid_.default")
+@rule(
+    "aten.sigmoid.default",
+    "aten.sigmoid_.default",
+    family="S-shaped",
+    onnx=("Sigmoid",),
+    layers={"sigmoid": nn.Sigmoid},
+)
 def _sigmoid(call: Call) -> Tanh:
     return Tanh(call.out_shape, shift=0.5, outer=0.5, inner=0.5)
 
 
-@rule("aten.atan.default", "aten.arctan.default")
+@rule("aten.arctan.default", "aten.atan.default", family="S-shaped", onnx=("Atan",))
 def _arctan(call: Call) -> Arctan:
     return Arctan(call.out_shape)
 
 
-@rule("aten.erf.default")
+@rule("aten.erf.default", family="S-shaped", onnx=("Erf",))
 def _erf(call: Call) -> Erf:
     return Erf(call.out_shape, outer=2 / math.sqrt(math.pi))
