@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 
 import polycert as pc
-from polycert.graph.onnx.builder import TABLE
+from polycert.graph.onnx.builder import CONVERTERS
 from polycert.rules.maximum import clipped
 from polycert.verification.vnnlib import decide, read_property
 from tests.helpers.onnx_files import File, Graph, ints, rand
@@ -314,7 +314,7 @@ def capped(limit: float) -> Callable[[Any, Any, Any], Any]:
 def test_a_file_is_compared_on_inputs_of_many_sizes(
     limit: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TABLE, "Relu", capped(limit))
+    monkeypatch.setitem(CONVERTERS, "Relu", capped(limit))
     assert "onnxruntime on inputs of many sizes" in sentence(written(tmp_path, (1, 4), lambda g: g("Relu", "x")))
 
 
@@ -322,7 +322,7 @@ def test_a_property_is_not_proved_where_its_box_shows_another_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Far beyond the inputs that a file is compared on when it is loaded."""
-    monkeypatch.setitem(TABLE, "Relu", capped(2e8))
+    monkeypatch.setitem(CONVERTERS, "Relu", capped(2e8))
     net = pc.load(written(tmp_path, (1, 1), lambda g: g("Relu", "x")))
     declared = "(declare-const X_0 Real)(declare-const Y_0 Real)"
     box = "(assert (>= X_0 400000000.0))(assert (<= X_0 500000000.0))"

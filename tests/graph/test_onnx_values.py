@@ -13,7 +13,7 @@ import torch
 import polycert as pc
 from polycert.exact import Specification
 from polycert.graph.onnx import comparison, constant_folding
-from polycert.graph.onnx.builder import TABLE
+from polycert.graph.onnx.builder import CONVERTERS
 from polycert.graph.onnx.comparison import check_inside
 from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
 from polycert.rules.maximum import clipped
@@ -126,7 +126,7 @@ def test_a_wrong_shape_is_found_where_units_are_off(tmp_path: Path, monkeypatch:
     def flat(b: Any, call: Any, inputs: list[Any]) -> Any:
         return b.reshape(call, inputs[0], (4,))
 
-    monkeypatch.setitem(TABLE, "Unsqueeze", flat)
+    monkeypatch.setitem(CONVERTERS, "Unsqueeze", flat)
     build = lambda g: g("Flatten", g("Unsqueeze", off(g), ints(1)))  # noqa: E731
     assert "in the shape [1, 1, 4], read as [4]" in sentence(lambda: load(tmp_path, build))
 
@@ -137,7 +137,7 @@ def test_a_wrong_rule_is_found_where_units_are_off(tmp_path: Path, monkeypatch: 
     def leaky(b: Any, call: Any, inputs: list[Any]) -> Any:
         return b.put(call, LeakyRelu(b.nodes[inputs[0].index].shape, leak=0.3), inputs[0].shape, inputs[0])
 
-    monkeypatch.setitem(TABLE, "LeakyRelu", leaky)
+    monkeypatch.setitem(CONVERTERS, "LeakyRelu", leaky)
     build = lambda g: g("LeakyRelu", g("Neg", off(g)), alpha=0.1)  # noqa: E731
     assert "in one of its calls alone" in sentence(lambda: load(tmp_path, build))
 
@@ -169,7 +169,7 @@ def test_samples_are_not_proved_where_the_graph_is_another_network(
     def capped(b: Any, call: Any, inputs: list[Any]) -> Any:
         return b.put(call, clipped(b.nodes[inputs[0].index].shape, 0.0, 2e8, b.like), inputs[0].shape, inputs[0])
 
-    monkeypatch.setitem(TABLE, "Relu", capped)
+    monkeypatch.setitem(CONVERTERS, "Relu", capped)
     net = load(tmp_path, lambda g: g("Relu", "x"))
     x = torch.rand(20, 4, generator=torch.Generator().manual_seed(0))
     QUESTIONS[question](net, x, pc.Ball(eps=0.1))

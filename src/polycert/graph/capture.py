@@ -128,7 +128,7 @@ class CapturedNetwork(Network):
         if unknown:
             listed = ", ".join(sorted({f"{n.target} (node '{n.name}')" for n in unknown}))
             raise PolycertError(
-                f"no rule for {listed}: rewrite the model with supported ops, of which the nearest are "
+                f"no rule for {listed}: rewrite the model with supported ops, such as "
                 f"{nearest_targets(str(n.target) for n in unknown)}, or add a rule in polycert/rules"
             )
         network = CapturedNetwork(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polycert.forms import Dense, Differences, Form, Identity, Selected, Shape
 from polycert.rules.conv_adjoint import RowProduct
 from polycert.rules.examples import Example, Fn, classified, conv, op_named, seen, through
-from polycert.rules.op import Affine, Linear
+from polycert.rules.op import Affine, Linear, OnnxFile
 from polycert.rules.registry import Call, Value, rule
 from polycert.runtime.execution import apply
 from polycert.sets.interval import Interval, Rounding
@@ -71,6 +71,11 @@ class MatMul(Affine):
     def pull_differences(self, form: Differences) -> Form:
         """Elision of the last layer: differences of rows of the weights."""
         return Dense(self.weight[form.label].unsqueeze(1) - self.weight[form.others])
+
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """A product, and a sum if there is an offset."""
+        product = file.op("MatMul", inputs[0], file.store(self.weight.T))
+        return product if self.offset is None else file.op("Add", product, file.store(self.offset))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +150,11 @@ class Elementwise(Affine):
         """Forms know how to scale themselves."""
         return [form if self.factor is None else form.scale(self.factor)]
 
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """Factor, then shift."""
+        value = inputs[0] if self.factor is None else file.op("Mul", inputs[0], file.store(self.factor))
+        return value if self.shift is None else file.op("Add", value, file.store(self.shift))
+
 
 @dataclass(frozen=True, eq=False)
 class Add(Linear):
@@ -202,6 +212,10 @@ class Add(Linear):
     def pull_error(self, form: Form, magnitudes: Sequence[Tensor], rounding: Rounding) -> Tensor | None:
         """Nothing is rounded."""
         return None
+
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """By the second one's sign."""
+        return file.op("Add" if self.signs[1] > 0 else "Sub", *inputs)
 
 
 @rule(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from polycert.rules.activation import SmoothActivation
 from polycert.rules.examples import Example, activated, mlp
+from polycert.rules.op import OnnxFile
 from polycert.rules.registry import Call, rule
 from polycert.sets.interval import Interval
 
@@ -56,6 +58,7 @@ class Bump(SmoothActivation):
 class Gelu(Bump):
     """`z Phi(z)` with the normal distribution function."""
 
+    onnx = "Gelu"
     bend = math.sqrt(2)
     reach = 12.0
 
@@ -88,6 +91,10 @@ class TanhGelu(Bump):
         inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * z * z)
         return gate + 2 * z * gate * (-twice).sigmoid() * inner
 
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """The approximation."""
+        return file.op("Gelu", *inputs, approximate="tanh")
+
 
 class Silu(Bump):
     """`z sigmoid(z)`."""
@@ -103,6 +110,10 @@ class Silu(Bump):
         """Product rule; the gate's complement by itself, as a difference would cancel."""
         gate = z.sigmoid()
         return gate * (1 + z * (-z).sigmoid())
+
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """The product."""
+        return file.op("Mul", inputs[0], file.op("Sigmoid", *inputs))
 
 
 @rule(

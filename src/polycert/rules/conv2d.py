@@ -5,8 +5,10 @@ A transposed convolution is an adjoint used forward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from polycert.forms import Form, Identity, Patches, Selected, SelectedPatches, Shape, Windowed
 from polycert.rules.conv_adjoint import ConvGeometry, Overlaid, Pair, Transposed, dilated, interleaved
-from polycert.rules.op import Affine
+from polycert.rules.op import Affine, OnnxFile
 from polycert.runtime.execution import apply
 
 WIDE = 3  # kernels side by side
@@ -177,6 +179,20 @@ class Conv2d(Affine):
         tiled = weight.repeat(1, self.groups, 1, 1)
         return tiled * (owner[:, None] == member[None, :]).to(weight.dtype)[..., None, None]
 
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """With its weights."""
+        return file.op("Conv", *inputs, *self.stored(file, self.offset), **self.sliding)
+
+    def stored(self, file: OnnxFile, offset: Tensor | None) -> list[str]:
+        """The names of the kernel and of an offset, if there is one."""
+        return [file.store(self.weight)] + ([] if offset is None else [file.store(offset)])
+
+    @property
+    def sliding(self) -> dict[str, Any]:
+        """How the kernel moves, in ONNX's words."""
+        pads = self.padding * 2
+        return {"strides": self.stride, "pads": pads, "dilations": self.dilation, "group": self.groups}
+
 
 @dataclass(frozen=True, eq=False)
 class ConvTranspose2d(Affine):
@@ -216,3 +232,14 @@ class ConvTranspose2d(Affine):
     def absolute(self, values: Tensor) -> Tensor:
         """With absolute weights."""
         return replace(self.base, weight=self.base.weight.abs()).adjoint(values)
+
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """With what the output has beyond the windows."""
+        base = self.base
+        ends = zip(base.in_shape[1:], base.out_shape[1:], base.weight.shape[2:], strict=True)
+        moves = zip(base.stride, base.padding, base.dilation, strict=True)
+        extra = [
+            size - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for (size, n, k), (s, p, d) in zip(ends, moves, strict=True)
+        ]
+        stored = base.stored(file, self.offset)
+        return file.op("ConvTranspose", *inputs, *stored, output_padding=extra, **base.sliding)

@@ -7,12 +7,14 @@ missed, the derivative there times how far the true one can be, is taken off.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from polycert.rules.activation import SmoothActivation
 from polycert.rules.examples import activated
+from polycert.rules.op import OnnxFile
 from polycert.rules.registry import Call, rule
 from polycert.sets.interval import Interval
 
@@ -41,6 +43,8 @@ class Convex(SmoothActivation):
 class Exp(Convex):
     """`exp(z)`."""
 
+    onnx = "Exp"
+
     def value(self, z: Tensor) -> Tensor:
         """The exponential."""
         return z.exp()
@@ -61,6 +65,7 @@ class Softplus(Convex):
     lower end of every extent is lowered by more than that, so that it holds for both functions.
     """
 
+    onnx = "Softplus"
     threshold = 20.0
     missing = 2.1e-9
 
@@ -101,9 +106,15 @@ class Square(Convex):
         """Through both ends, without a quotient."""
         return lower + upper
 
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """A product with itself."""
+        return file.op("Mul", inputs[0], inputs[0])
+
 
 class Elu(Convex):
     """`z` right of 0, `exp(z) - 1` left of it."""
+
+    onnx = "Elu"
 
     def value(self, z: Tensor) -> Tensor:
         """Exact on the right."""

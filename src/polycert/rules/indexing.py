@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polycert.forms import Dense, Form, Shape
-from polycert.rules.op import Affine, Linear
+from polycert.rules.op import Affine, Linear, OnnxFile
 from polycert.sets.interval import Interval, Rounding
 
 
@@ -53,6 +53,10 @@ class Reshape(Exact):
         """Forms know how to reshape themselves."""
         return [form if self.in_shape == self.out_shape else form.view(self.in_shape)]
 
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """With a free batch."""
+        return file.op("Reshape", *inputs, file.store([-1, *self.out_shape]))
+
 
 @dataclass(frozen=True, eq=False)
 class Permute(Exact):
@@ -70,6 +74,10 @@ class Permute(Exact):
         """Permute back."""
         back = sorted(range(len(self.order)), key=self.order.__getitem__)
         return rows.permute(0, *(axis + 1 for axis in back))
+
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """Behind the batch."""
+        return file.op("Transpose", *inputs, perm=[0, *(axis + 1 for axis in self.order)])
 
 
 NOTHING = -1
@@ -111,6 +119,12 @@ class Pick(Exact):
         size = math.prod(self.in_shape)
         back = flat.new_zeros(len(flat), size + 1).index_add(1, self._slots, flat)
         return back[:, :size].reshape(-1, *self.in_shape)
+
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """From the flat sample with a zero behind it."""
+        padded = file.op("Pad", file.op("Flatten", inputs[0], axis=1), file.store([0, 0, 0, 1]))
+        picked = file.op("Gather", padded, file.store(self._slots), axis=1)
+        return file.op("Reshape", picked, file.store([-1, *self.out_shape]))
 
 
 def places_of(shape: Shape, like: Tensor) -> Tensor:
@@ -178,6 +192,10 @@ class Concat(Linear):
     def pull_error(self, form: Form, magnitudes: Sequence[Tensor], rounding: Rounding) -> Tensor | None:
         """Nothing is rounded."""
         return None
+
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """Behind the batch."""
+        return file.op("Concat", *inputs, axis=self.axis + 1)
 
 
 def broadcast(shape: Shape, wide: Shape, like: Tensor) -> Pick:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -20,10 +20,21 @@ def _remembers(kind: type) -> bool:
     return any(isinstance(value, cached_property) for base in kind.__mro__ for value in vars(base).values())
 
 
+class OnnxFile(Protocol):
+    """An ONNX file in the making: both give the name of what they append."""
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """One ONNX op."""
+
+    def store(self, values: Tensor | list[int]) -> str:
+        """A constant."""
+
+
 class Op(ABC):
     """One operation of a graph; `out_shape` is without the batch."""
 
     out_shape: Shape
+    onnx: ClassVar[str] = ""  # the ONNX op that computes the same without constants; else `write` says how
 
     @abstractmethod
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -36,6 +47,12 @@ class Op(ABC):
     @abstractmethod
     def magnitude(self, *inputs: Tensor) -> Tensor:
         """An upper bound of the value's size from upper bounds of the inputs' sizes, up to rounding."""
+
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """Append ONNX ops that compute this one from values of these names; gives the result's name."""
+        if not self.onnx:
+            raise ValueError(f"no way to write {type(self).__name__} as ONNX")
+        return file.op(self.onnx, *inputs)
 
     def fresh(self) -> Op:
         """The same op without cached properties, if it has such: the weights that they are derived from may change.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from polycert.forms import Shape
 from polycert.rules.activation import Activation, Pieces
 from polycert.rules.examples import activated
+from polycert.rules.op import OnnxFile
 from polycert.rules.registry import Call, rule
 from polycert.runtime.execution import apply
 from polycert.sets.interval import Interval, Rounding
@@ -76,6 +78,10 @@ class LeakyRelu(Activation):
         """At one of the ends."""
         return torch.maximum(self.forward(lower).abs(), self.forward(upper).abs())
 
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """With its leak."""
+        return file.op("LeakyRelu", *inputs, alpha=self.leak)
+
 
 @dataclass(frozen=True, eq=False)
 class Relu(LeakyRelu):
@@ -103,6 +109,10 @@ class Relu(LeakyRelu):
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """At the upper end."""
         return upper.relu()
+
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """Without a leak."""
+        return file.op("Relu", *inputs)
 
 
 class _ReluChord(torch.autograd.Function):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from polycert.forms import Shape
 from polycert.rules.activation import Activation
+from polycert.rules.op import OnnxFile
 from polycert.rules.registry import Call, rule
 from polycert.sets.interval import Interval, Rounding
 
@@ -126,9 +128,16 @@ class Tanh(SShaped):
         """`sinh(t)^2 = (1 - slope) / slope`."""
         return torch.asinh(((1 - slope) / slope).sqrt())
 
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """By its constants."""
+        constants = (self.shift, self.outer, self.inner)
+        return file.op({(0.0, 1.0, 1.0): "Tanh", (0.5, 0.5, 0.5): "Sigmoid"}[constants], *inputs)
+
 
 class Erf(SShaped):
     """The error function, whose derivative at 0 is `2 / sqrt(pi)`: that goes into `outer`."""
+
+    onnx = "Erf"
 
     def core(self, z: Tensor) -> Tensor:
         """`erf(z) sqrt(pi) / 2`."""
@@ -146,6 +155,8 @@ class Erf(SShaped):
 class Arctan(SShaped):
     """`arctan`."""
 
+    onnx = "Atan"
+
     def core(self, z: Tensor) -> Tensor:
         """`arctan z`."""
         return z.arctan()
@@ -159,11 +170,6 @@ class Arctan(SShaped):
         return ((1 - slope) / slope).sqrt()
 
 
-@rule("aten.tanh.default", "aten.tanh_.default", family="S-shaped", onnx=("Tanh",), layers={"tanh": nn.Tanh})
-def _tanh(call: Call) -> Tanh:
-    return Tanh(call.out_shape)
-
-
 @rule(
     "aten.sigmoid.default",
     "aten.sigmoid_.default",
@@ -173,6 +179,11 @@ def _tanh(call: Call) -> Tanh:
 )
 def _sigmoid(call: Call) -> Tanh:
     return Tanh(call.out_shape, shift=0.5, outer=0.5, inner=0.5)
+
+
+@rule("aten.tanh.default", "aten.tanh_.default", family="S-shaped", onnx=("Tanh",), layers={"tanh": nn.Tanh})
+def _tanh(call: Call) -> Tanh:
+    return Tanh(call.out_shape)
 
 
 @rule("aten.arctan.default", "aten.atan.default", family="S-shaped", onnx=("Atan",))

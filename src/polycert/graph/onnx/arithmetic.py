@@ -9,7 +9,17 @@ from functools import reduce
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import GraphBuilder, Inputs, Known, OnnxValue, constant, entry, floats, inner, variable
+from polycert.graph.onnx.builder import (
+    GraphBuilder,
+    Inputs,
+    Known,
+    OnnxValue,
+    constant,
+    converts,
+    floats,
+    inner,
+    variable,
+)
 from polycert.graph.onnx.constant_folding import axis_of, common_shape, reduced_axes, spread
 from polycert.graph.onnx.elementwise import lowered, raised, ratio, shifted
 from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
@@ -35,7 +45,7 @@ def _broadcast(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> tuple[Known, 
     return wide[0], wide[1], shape
 
 
-@entry("Add", "Sub")
+@converts("Add", "Sub")
 def _add(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     first, second, shape = _broadcast(b, call, inputs)
     sign = 1 if call.op == "Add" else -1
@@ -47,7 +57,7 @@ def _add(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return shifted(b, call, x, None if sign > 0 else -1.0, first)
 
 
-@entry("Sum")
+@converts("Sum")
 def _sum(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     total = inputs[0]
     for part in inputs[1:]:
@@ -55,12 +65,12 @@ def _sum(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return variable(call, total)
 
 
-@entry("Neg")
+@converts("Neg")
 def _neg(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return shifted(b, call, variable(call, inputs[0]), -1.0, None)
 
 
-@entry("Mul")
+@converts("Mul")
 def _mul(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     first, second, shape = _broadcast(b, call, inputs)
     if isinstance(first, OnnxValue) and isinstance(second, OnnxValue):
@@ -92,7 +102,7 @@ def _operands(b: GraphBuilder, first: OnnxValue, second: OnnxValue) -> list[Onnx
     return [second] if _gates(b, first, second) else [first, second]
 
 
-@entry("Max", "Min")
+@converts("Max", "Min")
 def _max(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """The largest or smallest of several operands: of the values in turn, then of that and the constants."""
     values = [operand for operand in inputs if isinstance(operand, OnnxValue)]
@@ -119,7 +129,7 @@ def _smaller(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValu
     return shifted(b, call, _larger(b, call, *sides), -1.0, None)
 
 
-@entry("Div")
+@converts("Div")
 def _div(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     first, second, _ = _broadcast(b, call, inputs)
     if isinstance(second, OnnxValue):
@@ -130,7 +140,7 @@ def _div(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return shifted(b, call, variable(call, first), ratio(call, 1.0, divisor), None, stored=False)
 
 
-@entry("Gemm")
+@converts("Gemm")
 def _gemm(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """`alpha x B + beta C`, C broadcast to the product."""
     x, weight, offset = variable(call, inputs[0]), floats(call, inputs, 1), constant(call, inputs, 2)
@@ -164,7 +174,7 @@ def _product(
     return b.reshape(call, b.put(call, op, shape, x), shape)
 
 
-@entry("MatMul")
+@converts("MatMul")
 def _matmul(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     first, second = inputs[0], inputs[1]
     if isinstance(first, OnnxValue) and isinstance(second, OnnxValue):
@@ -207,7 +217,7 @@ def _bilinear(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxVal
     return b.reshape(call, made, shape)
 
 
-@entry("BatchNormalization")
+@converts("BatchNormalization")
 def _batch_norm(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """`scale (x - mean) / sqrt(variance + epsilon) + bias`, the statistics along the second axis."""
     x = variable(call, inputs[0])
@@ -225,7 +235,7 @@ def _batch_norm(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return shifted(b, call, x, factor, bias - moved, stored=False, parts=np.abs(bias) + np.abs(moved))
 
 
-@entry("ReduceMean", "ReduceSum")
+@converts("ReduceMean", "ReduceSum")
 def _reduce(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     axes = reduced_axes(call, list(inputs), len(x.shape), b.opset, 13 if call.op == "ReduceSum" else 18)

@@ -1,6 +1,7 @@
 """From a checked program to the nodes of a graph, with a batch of one read as the sample itself.
 
-The ONNX ops register here; importing this package imports the files that hold them.
+Which ONNX ops are read, the rules declare. Those that need more than their rule are converted by functions that
+register here; importing this package imports the files that hold them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,9 +20,10 @@ from polycert.errors import PolycertError
 from polycert.graph.graph import Graph, Node, append, needed, prune
 from polycert.graph.onnx.constant_folding import ARITHMETIC, FLOAT_TYPES, FOLDS, constant_of, spread
 from polycert.graph.onnx.program import OnnxCall, OnnxProgram, Shape, checked_shape
-from polycert.rules import Op
+from polycert.rules import Call, Op, Rule, Value
 from polycert.rules.indexing import Pick, Reshape, places_of
 from polycert.rules.op import Decomposition
+from polycert.rules.registry import nearest, onnx_rules
 
 BUDGET = 2**25  # entries of all values that are computed while a file is read
 
@@ -118,19 +121,36 @@ class GraphBuilder:
 
 Inputs = list[Known]
 Entry = Callable[[GraphBuilder, OnnxCall, Inputs], OnnxValue | Sequence[Known]]
-TABLE: dict[str, Entry] = {}
+CONVERTERS: dict[str, Entry] = {}
 AnyEntry = TypeVar("AnyEntry", bound=Entry)
 
 
-def entry(*names: str) -> Callable[[AnyEntry], AnyEntry]:
-    """Register the builder of some ops."""
+def converts(*names: str) -> Callable[[AnyEntry], AnyEntry]:
+    """Register how some ops are read, of which a rule declares that they are read into it."""
+    unknown = sorted(set(names) - onnx_rules().keys())
+    if unknown:
+        raise LookupError(f"no rule declares the ONNX ops {', '.join(unknown)}: name them in its `onnx`")
 
     def register(function: AnyEntry) -> AnyEntry:
-        for name in names:
-            TABLE[name] = function
+        CONVERTERS.update(dict.fromkeys(names, function))
         return function
 
     return register
+
+
+def known_ops() -> dict[str, Entry]:
+    """How each ONNX op is read: by its converter, or as the op of the rule that declares it."""
+    return {name: CONVERTERS.get(name) or partial(_by_rule, found) for name, found in onnx_rules().items()}
+
+
+def _by_rule(found: Rule, b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
+    """An op that is applied to each entry and has no constants."""
+    x = variable(call, inputs[0])
+    if call.attributes or len(inputs) > 1:
+        raise PolycertError(f"{call} is supported with one input and without attributes only")
+    shape = b.nodes[x.index].shape
+    made = found.build(Call(found.targets[0], (Value(x.index),), {}, (shape,), shape, b.like))
+    return b.put(call, made, x.shape, x)
 
 
 def variable(call: OnnxCall, value: Known) -> OnnxValue:
@@ -171,13 +191,14 @@ def build(program: OnnxProgram, like: Tensor) -> Built:
     building = GraphBuilder(program, like)
     building.nodes.append(Node("input", None, (), inner(program.input_shape)))
     known: dict[str, Known] = {"": None, program.input_name: OnnxValue(0, program.input_shape), **program.tensors}
-    _refuse_unknown(program, {*TABLE, *FOLDS, "Constant", "Shape", "Size"})
+    entries = known_ops()
+    _refuse_unknown(program, {*entries, *FOLDS, "Constant", "Shape", "Size"})
     makers = [-1]
     for position, call in enumerate(program.calls):
         missing = [name for name in call.inputs if name not in known]
         if missing:
             raise PolycertError(f"{call} uses {missing[0]!r}, an output that no rule computes")
-        results = _run(building, call, [known[name] for name in call.inputs])
+        results = _run(building, entries, call, [known[name] for name in call.inputs])
         known.update((name, value) for name, value in zip(call.outputs, results, strict=False) if name)
         makers += [position] * (len(building.nodes) - len(makers))
     result = known.get(program.output_name)
@@ -188,12 +209,16 @@ def build(program: OnnxProgram, like: Tensor) -> Built:
 
 
 def _refuse_unknown(program: OnnxProgram, supported: set[str]) -> None:
-    unknown = sorted({str(call) for call in program.calls if call.op not in supported})
+    unknown = [call for call in program.calls if call.op not in supported]
     if unknown:
-        raise PolycertError(f"no rule for {', '.join(unknown[:5])}: supported are {', '.join(sorted(supported))}")
+        listed = ", ".join(sorted({str(call) for call in unknown})[:5])
+        raise PolycertError(
+            f"no rule for {listed}: export the model with supported ops, such as "
+            f"{nearest((call.op for call in unknown), supported)}"
+        )
 
 
-def _run(building: GraphBuilder, call: OnnxCall, inputs: list[Known]) -> list[Known]:
+def _run(building: GraphBuilder, entries: dict[str, Entry], call: OnnxCall, inputs: list[Known]) -> list[Known]:
     if call.op == "Constant":
         return [constant_of(call)]
     first = inputs[0] if inputs else None
@@ -203,9 +228,9 @@ def _run(building: GraphBuilder, call: OnnxCall, inputs: list[Known]) -> list[Kn
             return [np.asarray(sizes.prod())]
         return [sizes[slice(call.get("start"), call.get("end"))]]
     if any(isinstance(value, OnnxValue) for value in inputs):
-        if call.op not in TABLE:
+        if call.op not in entries:
             raise PolycertError(f"no rule for {call} of values that depend on the input")
-        made = TABLE[call.op](building, call, inputs)
+        made = entries[call.op](building, call, inputs)
         return [made] if isinstance(made, OnnxValue) else list(made)
     return [_fold(building, call, inputs)]
 

@@ -10,7 +10,7 @@ import torch
 
 from polycert.errors import PolycertError
 from polycert.graph.onnx.arithmetic import reduced
-from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constant, entry, floats, variable
+from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constant, converts, floats, variable
 from polycert.graph.onnx.elementwise import shifted
 from polycert.graph.onnx.program import LARGEST_VALUE, OnnxCall, Shape, checked_shape
 from polycert.rules.conv2d import Conv2d, ConvTranspose2d
@@ -109,7 +109,7 @@ def _even(weight: torch.Tensor, geo: SlidingWindow) -> tuple[torch.Tensor, Slidi
     return wide, geo._replace(kernel=(wide.shape[2], wide.shape[3]), before=pads, after=pads)
 
 
-@entry("Conv")
+@converts("Conv")
 def _conv(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x, weight, offset = variable(call, inputs[0]), floats(call, inputs, 1), constant(call, inputs, 2)
     groups = int(call.get("group", 1))
@@ -132,7 +132,7 @@ def _conv(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return b.reshape(call, b.put(call, op, shape, b.view(call, x, geo.image)), shape)
 
 
-@entry("ConvTranspose")
+@converts("ConvTranspose")
 def _conv_transpose(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x, weight, offset = variable(call, inputs[0]), floats(call, inputs, 1), constant(call, inputs, 2)
     groups = int(call.get("group", 1))
@@ -170,7 +170,7 @@ def _conv_transpose(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValu
     return b.reshape(call, b.put(call, op, shape, b.view(call, x, geo.image)), shape)
 
 
-@entry("AveragePool")
+@converts("AveragePool")
 def _average_pool(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     geo = _geometry(call, x, [int(n) for n in call.get("kernel_shape", [])])
@@ -198,7 +198,7 @@ def _inside(geo: SlidingWindow, k: int) -> np.ndarray:
     return np.asarray(((at >= 0) & (at < geo.image[k + 1])).sum(1), dtype=np.float64)
 
 
-@entry("MaxPool")
+@converts("MaxPool")
 def _max_pool(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     geo = _geometry(call, x, [int(n) for n in call.get("kernel_shape", [])])
@@ -209,13 +209,13 @@ def _max_pool(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return b.reshape(call, b.put(call, recipe, shape, b.view(call, x, geo.image)), shape)
 
 
-@entry("GlobalAveragePool")
+@converts("GlobalAveragePool")
 def _global_average(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     return reduced(b, call, x, range(2, len(x.shape)), mean=True, keep=True)
 
 
-@entry("GlobalMaxPool")
+@converts("GlobalMaxPool")
 def _global_max(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     return _max_pool(

@@ -7,7 +7,6 @@ No term covers a factor that underflows or overflows, so such a factor is writte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,14 @@ import torch
 from torch import Tensor
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import TABLE, Entry, GraphBuilder, Inputs, OnnxValue, constant, entry, floats, variable
+from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constant, converts, floats, variable
 from polycert.graph.onnx.constant_folding import FLOAT_TYPES, axis_of, common_shape, scalar, spread
-from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
-from polycert.rules import Op
+from polycert.graph.onnx.program import OnnxCall, checked_shape
 from polycert.rules.affine import Add, Elementwise
 from polycert.rules.bilinear import softmax
 from polycert.rules.bump import Gelu, TanhGelu
-from polycert.rules.convex import Elu, Exp, Softplus, Square
-from polycert.rules.op import Decomposition
+from polycert.rules.convex import Elu, Square
 from polycert.rules.piecewise_linear import LeakyRelu, Relu
-from polycert.rules.s_shaped import Arctan, Erf, Tanh
 
 FAR = 2.0**8  # beyond this size, a threshold that is added and subtracted again costs digits of the value
 
@@ -130,28 +126,13 @@ def _sum(b: GraphBuilder, call: OnnxCall, first: OnnxValue, sign: int, second: O
     return b.put(call, Add(b.nodes[first.index].shape, (1, sign)), first.shape, first, second)
 
 
-def elementwise(make: Callable[[OnnxCall, Shape], Op | Decomposition]) -> Entry:
-    """An op that keeps the shape."""
-
-    def build(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
-        x = variable(call, inputs[0])
-        return b.put(call, make(call, b.nodes[x.index].shape), x.shape, x)
-
-    return build
+@converts("LeakyRelu")
+def _leaky(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
+    x = variable(call, inputs[0])
+    return b.put(call, LeakyRelu(b.nodes[x.index].shape, leak=call.number("alpha", 0.01)), x.shape, x)
 
 
-TABLE["Relu"] = elementwise(lambda call, shape: Relu(shape))
-TABLE["LeakyRelu"] = elementwise(lambda call, shape: LeakyRelu(shape, leak=call.number("alpha", 0.01)))
-TABLE["Abs"] = elementwise(lambda call, shape: LeakyRelu(shape, leak=-1.0))
-TABLE["Tanh"] = elementwise(lambda call, shape: Tanh(shape))
-TABLE["Sigmoid"] = elementwise(lambda call, shape: Tanh(shape, shift=0.5, outer=0.5, inner=0.5))
-TABLE["Exp"] = elementwise(lambda call, shape: Exp(shape))
-TABLE["Softplus"] = elementwise(lambda call, shape: Softplus(shape))
-TABLE["Erf"] = elementwise(lambda call, shape: Erf(shape, outer=2 / math.sqrt(math.pi)))
-TABLE["Atan"] = elementwise(lambda call, shape: Arctan(shape))
-
-
-@entry("Gelu")
+@converts("Gelu")
 def _gelu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """By tanh only in float32: what ONNX defines has constants of that type, which differ in double precision."""
     x = variable(call, inputs[0])
@@ -165,12 +146,12 @@ def _gelu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return b.put(call, TanhGelu(shape), x.shape, x)
 
 
-@entry("Identity")
+@converts("Identity")
 def _identity(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return variable(call, inputs[0])
 
 
-@entry("Dropout")
+@converts("Dropout")
 def _dropout(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """Nothing in evaluation; in training mode it is random unless its ratio is 0."""
     mode, share = constant(call, inputs, 2), constant(call, inputs, 1)
@@ -181,14 +162,14 @@ def _dropout(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return variable(call, inputs[0])
 
 
-@entry("Cast")
+@converts("Cast")
 def _cast(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     if call.get("to") not in FLOAT_TYPES:
         raise PolycertError(f"{call} casts the network's values to another kind of number, which is not continuous")
     return variable(call, inputs[0])
 
 
-@entry("Elu")
+@converts("Elu")
 def _elu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     if call.number("alpha", 1.0) != 1:
         raise PolycertError(f"{call} is supported with alpha 1 only")
@@ -196,7 +177,7 @@ def _elu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return b.put(call, Elu(b.nodes[x.index].shape), x.shape, x)
 
 
-@entry("Clip")
+@converts("Clip")
 def _clip(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     most = float(np.finfo(np.float32).max)  # ONNX's default, as long as the ends were attributes
@@ -216,14 +197,14 @@ def _limited(b: GraphBuilder, call: OnnxCall, x: OnnxValue, low: float, high: fl
     return lowered(b, call, x, np.asarray(high)) if high < largest else x
 
 
-@entry("HardSigmoid")
+@converts("HardSigmoid")
 def _hard_sigmoid(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     line = shifted(b, call, x, call.number("alpha", 0.2), call.number("beta", 0.5))
     return _limited(b, call, line, 0.0, 1.0)
 
 
-@entry("PRelu")
+@converts("PRelu")
 def _prelu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """`relu(x) - leak relu(-x)`, with a leak for each channel."""
     x, leak = variable(call, inputs[0]), floats(call, inputs, 1)
@@ -233,7 +214,7 @@ def _prelu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return b.put(call, Add(shape, (1, -1)), x.shape, right, shifted(b, call, left, leak, None))
 
 
-@entry("Pow")
+@converts("Pow")
 def _pow(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x, power = variable(call, inputs[0]), floats(call, inputs, 1)
     if not power.size or (power != 2).any():
@@ -242,7 +223,7 @@ def _pow(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return b.put(call, Square(b.nodes[wide.index].shape), wide.shape, wide)
 
 
-@entry("Softmax")
+@converts("Softmax")
 def _softmax(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     axis = axis_of(call.get("axis", 1 if b.opset < 13 else -1), len(x.shape), call)

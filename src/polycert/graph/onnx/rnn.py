@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constant, entry, floats, variable
+from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constant, converts, floats, variable
 from polycert.graph.onnx.program import OnnxCall, checked_shape
 from polycert.rules.recurrent import Weights, unrolled
 
@@ -15,7 +15,7 @@ LONGEST = 1024  # steps: each is some twenty nodes of the graph
 DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 
 
-@entry("LSTM", "GRU", "RNN")
+@converts("LSTM", "GRU", "RNN")
 def _recurrent(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> list[OnnxValue]:
     """The states of every step and the last one; a cell's final `c` is not given."""
     x = variable(call, inputs[0])

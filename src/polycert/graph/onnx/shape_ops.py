@@ -8,7 +8,17 @@ import numpy as np
 import torch
 
 from polycert.errors import PolycertError
-from polycert.graph.onnx.builder import GraphBuilder, Inputs, Known, OnnxValue, constant, entry, floats, inner, variable
+from polycert.graph.onnx.builder import (
+    GraphBuilder,
+    Inputs,
+    Known,
+    OnnxValue,
+    constant,
+    converts,
+    floats,
+    inner,
+    variable,
+)
 from polycert.graph.onnx.constant_folding import (
     axes_of,
     axis_of,
@@ -26,7 +36,7 @@ from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
 from polycert.rules.indexing import NOTHING, Concat, Permute
 
 
-@entry("Flatten")
+@converts("Flatten")
 def _flatten(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     axis = int(call.get("axis", 1))
@@ -34,25 +44,25 @@ def _flatten(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return b.reshape(call, x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
-@entry("Reshape")
+@converts("Reshape")
 def _reshape(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     return b.reshape(call, x, reshaped(x.shape, integers(floats(call, inputs, 1), f"the shape of {call}"), call))
 
 
-@entry("Squeeze")
+@converts("Squeeze")
 def _squeeze(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     return b.reshape(call, x, squeezed(x.shape, axes_of(call, list(inputs), b.opset, 13), call))
 
 
-@entry("Unsqueeze")
+@converts("Unsqueeze")
 def _unsqueeze(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     return b.reshape(call, x, unsqueezed(x.shape, axes_of(call, list(inputs), b.opset, 13), call))
 
 
-@entry("Transpose")
+@converts("Transpose")
 def _transpose(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     order = [int(k) for k in call.get("perm", range(len(x.shape))[::-1])]
@@ -73,14 +83,14 @@ def permuted(b: GraphBuilder, call: OnnxCall, x: OnnxValue, order: list[int]) ->
     return b.reshape(call, moved, shape)
 
 
-@entry("Slice")
+@converts("Slice")
 def _slice(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     places = b.places(x).numpy()[slices_of(call, list(inputs), x.shape, b.opset)]
     return b.pick(call, x, torch.from_numpy(places.copy()))
 
 
-@entry("Gather")
+@converts("Gather")
 def _gather(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     index = checked_index(call, floats(call, inputs, 1), x.shape)
@@ -88,7 +98,7 @@ def _gather(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     return b.pick(call, x, torch.from_numpy(places))
 
 
-@entry("Split")
+@converts("Split")
 def _split(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> list[Known]:
     """Parts along an axis; one without entries is a constant."""
     x = variable(call, inputs[0])
@@ -108,14 +118,14 @@ def _split(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> list[Known]:
     return [b.pick(call, x, part.contiguous()) if part.numel() else np.zeros(part.shape) for part in parts]
 
 
-@entry("Expand")
+@converts("Expand")
 def _expand(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     wanted = tuple(integers(floats(call, inputs, 1), f"the shape of {call}"))
     return b.expand(call, x, common_shape(call, x.shape, wanted))
 
 
-@entry("Concat")
+@converts("Concat")
 def _concat(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     """Along any axis; constant parts are zeros with a bias, parts without entries are left out."""
     shapes = [value.shape for value in inputs if value is not None]
@@ -148,7 +158,7 @@ def _nothing(b: GraphBuilder, call: OnnxCall, source: OnnxValue, shape: Shape) -
     return b.view(call, zeros, shape)
 
 
-@entry("Pad")
+@converts("Pad")
 def _pad(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     if call.get("mode", "constant") != "constant":
