@@ -9,39 +9,28 @@ from typing import Any
 from torch import nn
 
 from polycert.errors import PolycertError, reason
+from polycert.rules.registry import layers
 from polycert.runtime import limits
 
 Layer = dict[str, Any]
 Architecture = list[Layer]
 NOT_ARCHITECTURE = {"device", "dtype"}  # arguments of torch's layers that no architecture decides
 
-_LAYERS: dict[str, Callable[..., nn.Module]] = {
-    "linear": nn.Linear,
-    "conv2d": nn.Conv2d,
-    "batch_norm2d": nn.BatchNorm2d,
-    "avg_pool2d": nn.AvgPool2d,
-    "flatten": nn.Flatten,
-    "relu": nn.ReLU,
-    "leaky_relu": nn.LeakyReLU,
-    "sigmoid": nn.Sigmoid,
-    "tanh": nn.Tanh,
-}
-
 
 def build(architecture: Architecture) -> nn.Sequential:
     """A sequential module from a list of layers `{"type": …, **arguments}`."""
     if len(architecture) > limits.LAYERS:
         raise PolycertError(f"an architecture has {limits.LAYERS} layers at most, got {len(architecture)}")
-    modules = []
+    known, modules = layers(), []
     for position, layer in enumerate(architecture):
         arguments = {key: value for key, value in layer.items() if key not in ("type", "index")}
         kind = layer.get("type")
-        if kind not in _LAYERS:
-            raise PolycertError(f"layer {position} has unknown type {kind!r}: known are {', '.join(_LAYERS)}")
+        if kind not in known:
+            raise PolycertError(f"layer {position} has unknown type {kind!r}: known are {', '.join(known)}")
         if NOT_ARCHITECTURE & arguments.keys():
             raise PolycertError(f"layer {position} ({kind}) must not give a device or dtype: the weights decide these")
         try:
-            modules.append(_LAYERS[kind](**arguments))
+            modules.append(known[kind](**arguments))
         except TypeError as error:
             raise PolycertError(f"layer {position} ({kind}) has wrong arguments: {reason(error)}") from None
     return nn.Sequential(*modules)

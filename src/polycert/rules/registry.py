@@ -81,7 +81,7 @@ AnyBuilder = TypeVar("AnyBuilder", bound=Builder)
 Family = Literal[
     "affine", "moves", "piecewise linear", "S-shaped", "convex", "bump", "smooth", "maximum", "product", "recurrent"
 ]
-ACTIVATIONS: tuple[Family, ...] = ("piecewise linear", "S-shaped", "convex", "bump", "smooth")
+ACTIVATION_FAMILIES: tuple[Family, ...] = ("piecewise linear", "S-shaped", "convex", "bump", "smooth")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ def rule(
 
     def register(builder: AnyBuilder) -> AnyBuilder:
         shown = tuple(examples)
-        if not shown and family in ACTIVATIONS:
+        if not shown and family in ACTIVATION_FAMILIES:
             shown = tuple(activated(target, slow=target != targets[0]) for target in targets)
         made = Rule(targets, builder, family, tuple(onnx), layers or {}, frozenset(by_shape), shown)
         RULES.update(dict.fromkeys(targets, made))
@@ -138,10 +138,10 @@ def layers(*families: Family) -> dict[str, type[nn.Module]]:
 
 
 def nearest(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """The supported names that are written most like the unknown ones; all of them if none is."""
+    """The supported names that are written like the unknown ones; all of them if an unknown name is like none."""
     names = sorted(set(known))
-    alike = {name for one in unknown for name in difflib.get_close_matches(one, names, n=4, cutoff=0.5)}
-    return ", ".join(sorted(alike) or names)
+    alike = [difflib.get_close_matches(one, names, n=4, cutoff=0.5) for one in unknown]
+    return ", ".join(sorted({name for found in alike for name in found}) if all(alike) else names)
 
 
 def nearest_targets(unknown: Iterable[str]) -> str:

@@ -14,13 +14,14 @@ from polycert import data
 from polycert.errors import PolycertError
 from polycert.losses import AT, IBP, KW, L1, MMR, MTLIBP, MTLKW, PER, CrownIBP, Plain, Stability, Sum
 from polycert.models.architectures import ARCHITECTURES
+from polycert.rules.registry import ACTIVATION_FAMILIES, layers
 from polycert.sets.ball import Ball, Minimum, norm_text
 from polycert.training.schedules import AnySchedule, Constant, Number, Schedule
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-PIECEWISE_LINEAR = ("relu", "leaky_relu")
-ACTIVATIONS = ("relu", "leaky_relu", "sigmoid", "tanh")
+PIECEWISE_LINEAR = tuple(layers("piecewise linear"))
+ACTIVATIONS = tuple(layers(*ACTIVATION_FAMILIES))
 
 
 Values = Mapping[str, Any]
