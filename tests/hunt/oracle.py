@@ -286,8 +286,9 @@ def _unflatten(x: Array, axis: int, sizes: Sequence[int]) -> Array:
     return x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
 
 
-def _squeeze(x: Array, axes: Any) -> Array:
-    wanted = [axes] if isinstance(axes, int) else axes
+def _squeeze(x: Array, axes: Any = None) -> Array:
+    every = range(1, x.ndim)  # but the batch
+    wanted = every if axes is None else [axes] if isinstance(axes, int) else axes
     return np.squeeze(x, tuple(k for k in wanted if x.shape[k] == 1))
 
 
@@ -435,6 +436,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "gru_cell": gru_cell,
     "rnn_tanh_cell": rnn_cell(tanh),
     "rnn_relu_cell": rnn_cell(relu),
+    "full": lambda shape, value, **_: np.full(tuple(shape), mpf(value), dtype=object),
     "zeros": lambda shape, **_: _zeros(shape),
     "cat": lambda parts, axis=0: np.concatenate(parts, axis=axis),
     "concat": lambda parts, axis=0: np.concatenate(parts, axis=axis),

@@ -281,7 +281,7 @@ _NATIVE = "aten._native_batch_norm_legit_no_training.default"
             "batch-norm-native",
             (4,),
             lambda z: op_named(_NATIVE)(
-                z, *(torch.full((4,), v, dtype=z.dtype) for v in (1.5, 0.2, -0.3, 0.8)), 0.1, 1e-5
+                z, *(torch.full((4,), v, dtype=z.dtype) for v in (1.5, 0.25, -0.5, 0.75)), 0.1, 1e-5
             )[0],
             slow=True,
         ),

@@ -24,7 +24,7 @@ def _pair(value: int | Sequence[int]) -> Pair:
 
 
 def _general(z: Tensor) -> Any:
-    weight = torch.full((3, 2, 3, 3), 0.1, dtype=z.dtype)
+    weight = torch.full((3, 2, 3, 3), 0.125, dtype=z.dtype)
     return op_named("aten.convolution.default")(z, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 
 

@@ -1,9 +1,11 @@
-"""Piecewise linear activations with a kink at 0."""
+"""Piecewise linear activations: those with a kink at 0, and any others by their pieces."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,12 +13,69 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from polycert.forms import Shape
-from polycert.rules.activation import Activation, Pieces
+from polycert.rules.activation import Activation, Pieces, SmoothActivation
 from polycert.rules.examples import activated
 from polycert.rules.op import OnnxFile
 from polycert.rules.registry import Call, rule
 from polycert.runtime.execution import apply
 from polycert.sets.interval import Interval, Rounding
+
+
+class PiecewiseLinear(SmoothActivation):
+    """A continuous function of linear pieces: a new one gives `pieces`, and all else follows from them."""
+
+    @property
+    @abstractmethod
+    def pieces(self) -> Pieces:
+        """The pieces, from left to right."""
+
+    @property
+    def _offsets(self) -> list[float]:
+        """The value at 0 of each piece's line."""
+        found, pieces = [self.pieces.value], self.pieces
+        for end, (before, after) in zip(pieces.ends, pairwise(pieces.slopes), strict=True):
+            found.append(found[-1] + (before - after) * end)
+        return found
+
+    def _lines(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Slope, and value at 0, of the piece that each entry lies on."""
+        pieces, offsets = self.pieces, self._offsets
+        slope, offset = torch.full_like(z, pieces.slopes[0]), torch.full_like(z, offsets[0])
+        for end, steep, height in zip(pieces.ends, pieces.slopes[1:], offsets[1:], strict=True):
+            slope, offset = torch.where(z >= end, steep, slope), torch.where(z >= end, height, offset)
+        return slope, offset
+
+    def value(self, z: Tensor) -> Tensor:
+        """On its piece."""
+        slope, offset = self._lines(z)
+        return slope * z + offset
+
+    def slope(self, z: Tensor) -> Tensor:
+        """Of its piece; at an end of one that of the next."""
+        return self._lines(z)[0]
+
+    def stable(self, given: Interval) -> Tensor | None:
+        """Where no end of a piece is inside."""
+        return torch.stack([(given.lower >= end) | (given.upper <= end) for end in self.pieces.ends]).all(0)
+
+    def chord(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Through both ends; exactly the piece's slope where there is one only."""
+        straight = self.stable(Interval(lower, upper))
+        assert straight is not None
+        return torch.where(straight, self.slope((lower + upper) / 2), super().chord(lower, upper))
+
+    def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
+        """`f(z) - slope z` is extreme at an end of the interval or of a piece."""
+        found = []
+        for z in (lower, upper, *(torch.full_like(lower, end).clamp(lower, upper) for end in self.pieces.ends)):
+            steep, offset = self._lines(z)
+            found.append((steep - slope) * z + offset)
+        return Interval(torch.stack(found).amin(0), torch.stack(found).amax(0))
+
+    def sizes(self, slope: Tensor, given: Interval) -> Tensor:
+        """With those of the pieces' lines, which may be larger than their sum."""
+        steepest, highest = (max(map(abs, numbers)) for numbers in (self.pieces.slopes, self._offsets))
+        return super().sizes(slope, given) + 3 * (steepest * given.magnitude + highest)
 
 
 @dataclass(frozen=True, eq=False)
