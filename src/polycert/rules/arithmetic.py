@@ -104,8 +104,6 @@ def _in_one_shape(call: Call, build: Callable[[Call], Op | Decomposition]) -> Op
 
 @rule(
     "aten.add.Tensor",
-    "aten.add_.Tensor",
-    "aten.add.Scalar",
     family="affine",
     onnx=("Add", "Sum"),
     examples=(
@@ -120,8 +118,6 @@ def _add(call: Call) -> Op | Decomposition:
 
 @rule(
     "aten.sub.Tensor",
-    "aten.sub.Scalar",
-    "aten.rsub.Scalar",
     family="affine",
     onnx=("Sub",),
     examples=(
@@ -136,8 +132,6 @@ def _sub(call: Call) -> Op | Decomposition:
 
 @rule(
     "aten.mul.Tensor",
-    "aten.mul.Scalar",
-    "aten.mul_.Tensor",
     family="affine",
     onnx=("Mul",),
     examples=(
@@ -155,9 +149,6 @@ def _product(call: Call) -> Decomposition:
 
 
 @rule(
-    "aten.div.Tensor",
-    "aten.div.Scalar",
-    "aten.div_.Tensor",
     family="affine",
     onnx=("Div",),
     examples=(calls("aten.div.Tensor", 0.3), calls("aten.div.Scalar", -1.5), calls("aten.div_.Tensor", 0.7)),

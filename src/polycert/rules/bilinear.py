@@ -67,7 +67,6 @@ def softmax(shape: Shape, like: Tensor) -> Decomposition:
 
 @rule(
     "aten.softmax.int",
-    "aten._softmax.default",
     family="product",
     onnx=("Softmax",),
     examples=(

@@ -117,8 +117,6 @@ class Silu(Bump):
 
 
 @rule(
-    "aten.gelu.default",
-    "aten.gelu_.default",
     family="bump",
     onnx=("Gelu",),
     examples=(

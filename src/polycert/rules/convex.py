@@ -177,8 +177,6 @@ def _elu(call: Call) -> Elu:
 
 
 @rule(
-    "aten.square.default",
-    "aten.pow.Tensor_Scalar",
     family="convex",
     onnx=("Pow",),
     examples=(activated("aten.square.default"), activated("aten.pow.Tensor_Scalar", 2, slow=True)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ class Example:
     shape: Shape
     make: Callable[[], nn.Module]
     slow: bool = False  # a variant of another one: only the slow tests run all invariants over it
+    target: str = ""  # the op that it calls by its own name
 
     def __str__(self) -> str:
         return self.name
@@ -70,7 +71,11 @@ def short(target: str) -> str:
 
 def activated(target: str, *args: Any, name: str = "", slow: bool = False) -> Example:
     """A network of two hidden layers whose activation is an op, called by its own name."""
-    return Example(name or short(target), (5,), lambda: mlp(Elementwise(lambda z: op_named(target)(z, *args))), slow)
+
+    def make() -> nn.Module:
+        return mlp(Elementwise(lambda z: op_named(target)(z, *args)))
+
+    return Example(name or short(target), (5,), make, slow, target)
 
 
 def through(name: str, shape: Shape, function: Callable[[Tensor], Any], slow: bool = False) -> Example:
@@ -91,7 +96,7 @@ def through(name: str, shape: Shape, function: Callable[[Tensor], Any], slow: bo
 
 def calls(target: str, *args: Any, shape: Shape = (5,)) -> Example:
     """An op called by its own name, between two linear layers."""
-    return through(short(target), shape, lambda z: op_named(target)(z, *args), slow=True)
+    return replace(through(short(target), shape, lambda z: op_named(target)(z, *args), slow=True), target=target)
 
 
 def classified(shape: Shape, *layers: nn.Module, classes: int = 3) -> nn.Module:

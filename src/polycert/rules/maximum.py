@@ -72,10 +72,6 @@ def _maximum(call: Call) -> Decomposition:
 
 
 @rule(
-    "aten.clamp.default",
-    "aten.clamp_.default",
-    "aten.hardtanh.default",
-    "aten.hardtanh_.default",
     family="piecewise linear",
     onnx=("Clip", "HardSigmoid"),
     examples=(
@@ -91,19 +87,11 @@ def _clamp(call: Call) -> Decomposition:
     return clipped(call.out_shape, low, high, call.like)
 
 
-@rule(
-    "aten.clamp_min.default",
-    family="piecewise linear",
-    examples=(activated("aten.clamp_min.default", 0.25, slow=True),),
-)
+@rule(family="piecewise linear", examples=(activated("aten.clamp_min.default", 0.25, slow=True),))
 def _clamp_min(call: Call) -> Decomposition:
     return clipped(call.out_shape, float(call.args[1]), None, call.like)
 
 
-@rule(
-    "aten.clamp_max.default",
-    family="piecewise linear",
-    examples=(activated("aten.clamp_max.default", -0.5, slow=True),),
-)
+@rule(family="piecewise linear", examples=(activated("aten.clamp_max.default", -0.5, slow=True),))
 def _clamp_max(call: Call) -> Decomposition:
     return clipped(call.out_shape, None, float(call.args[1]), call.like)

@@ -17,20 +17,9 @@ from polycert.rules.registry import Call, Value, rule
 
 
 @rule(
-    "aten.view.default",
     "aten.reshape.default",
-    "aten._unsafe_view.default",
     "aten.flatten.using_ints",
-    "aten.unflatten.int",
-    "aten.squeeze.dim",
-    "aten.squeeze.dims",
     "aten.squeeze.default",
-    "aten.unsqueeze.default",
-    "aten.contiguous.default",
-    "aten.clone.default",
-    "aten.detach.default",
-    "aten.detach_.default",
-    "aten.alias.default",
     family="moves",
     onnx=("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Cast"),
     layers={"flatten": nn.Flatten},
@@ -53,8 +42,6 @@ def _reshape(call: Call) -> Reshape:
 
 @rule(
     "aten.dropout.default",
-    "aten.feature_dropout.default",
-    "aten.alpha_dropout.default",
     family="moves",
     onnx=("Dropout",),
     by_shape=("p",),
@@ -84,7 +71,7 @@ def _permute(call: Call) -> Permute:
     return Permute(call.in_shapes[0], call.out_shape, tuple(d - 1 for d in dims[1:]))
 
 
-@rule("aten.transpose.int", family="moves", examples=(calls("aten.transpose.int", 1, 2, shape=(2, 3)),))
+@rule(family="moves", examples=(calls("aten.transpose.int", 1, 2, shape=(2, 3)),))
 def _transpose(call: Call) -> Permute:
     rank = len(call.out_shape) + 1
     first, second = (call.get(k, name) % rank for k, name in ((1, "dim0"), (2, "dim1")))
@@ -145,7 +132,7 @@ def _slice(call: Call) -> Pick:
     return Pick.of(places[(slice(None),) * axis + (ends,)], shape)
 
 
-@rule("aten.select.int", family="moves", onnx=("Gather",), examples=(calls("aten.select.int", 1, -1, shape=(2, 3)),))
+@rule(family="moves", onnx=("Gather",), examples=(calls("aten.select.int", 1, -1, shape=(2, 3)),))
 def _select(call: Call) -> Pick:
     shape = call.in_shapes[0]
     axis = _axis(call, 1, len(shape) + 1)
@@ -154,7 +141,6 @@ def _select(call: Call) -> Pick:
 
 
 @rule(
-    "aten.split.Tensor",
     "aten.split_with_sizes.default",
     "aten.chunk.default",
     "aten.unbind.int",
@@ -181,7 +167,6 @@ def _split(call: Call) -> Decomposition:
 
 @rule(
     "aten.pad.default",
-    "aten.constant_pad_nd.default",
     family="moves",
     onnx=("Pad",),
     examples=(

@@ -205,8 +205,6 @@ def _relu(call: Call) -> Relu:
 
 
 @rule(
-    "aten.leaky_relu.default",
-    "aten.leaky_relu_.default",
     family="piecewise linear",
     onnx=("LeakyRelu", "PRelu"),
     layers={"leaky_relu": nn.LeakyReLU},

@@ -108,14 +108,19 @@ def rule(
     by_shape: Iterable[str] = (),
     examples: Iterable[Example] = (),
 ) -> Callable[[AnyBuilder], AnyBuilder]:
-    """Declare an op by the builder below. An activation without examples gets one for each target."""
+    """Declare an op by the builder below.
+
+    Examples that call an op by its own name add it to the targets. An activation without examples gets one for each
+    target.
+    """
 
     def register(builder: AnyBuilder) -> AnyBuilder:
         shown = tuple(examples)
         if not shown and family in ACTIVATION_FAMILIES:
             shown = tuple(activated(target, slow=target != targets[0]) for target in targets)
-        made = Rule(targets, builder, family, tuple(onnx), layers or {}, frozenset(by_shape), shown)
-        RULES.update(dict.fromkeys(targets, made))
+        names = tuple(dict.fromkeys((*targets, *(example.target for example in shown if example.target))))
+        made = Rule(names, builder, family, tuple(onnx), layers or {}, frozenset(by_shape), shown)
+        RULES.update(dict.fromkeys(names, made))
         return builder
 
     return register
