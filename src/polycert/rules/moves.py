@@ -20,6 +20,8 @@ from polycert.rules.registry import Call, Value, rule
     "aten.reshape.default",
     "aten.flatten.using_ints",
     "aten.squeeze.default",
+    "aten.detach.default",
+    "aten.detach_.default",
     family="moves",
     onnx=("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Cast"),
     layers={"flatten": nn.Flatten},
@@ -33,7 +35,9 @@ from polycert.rules.registry import Call, Value, rule
         calls("aten.squeeze.dims", [1, 2], shape=(1, 4)),
         Example("squeeze", (1, 4), lambda: nn.Sequential(nn.Linear(4, 3), Layer(torch.squeeze)), slow=True),
         calls("aten.unsqueeze.default", 1),
-        *(calls(f"aten.{name}.default") for name in ("contiguous", "clone", "detach", "detach_", "alias")),
+        *(calls(f"aten.{name}.default") for name in ("contiguous", "clone", "alias")),
+        through("detach", (5,), lambda z: z - z.relu().detach(), slow=True),
+        through("detach_", (5,), lambda z: z - z.relu().detach_(), slow=True),
     ),
 )
 def _reshape(call: Call) -> Reshape:
