@@ -75,6 +75,8 @@ def test_what_is_exported_is_read_back(case: Case, dtype: torch.dtype, tmp_path:
     """Every op of the registry, through a file; the bounds are those of the captured module."""
     if any(isinstance(node.op, Reciprocal) for node in ready(case).net.bind().nodes):
         pytest.skip("the reciprocal inside a softmax is not written on its own")
+    if case.name == "gelu-tanh" and dtype == F64:
+        pytest.skip("ONNX defines this op with constants in float32")
     if case.name == "transposed-groups" and dtype == F64:
         pytest.skip("neither onnxruntime nor ONNX's reference has this op in float64")
     module, net, x, ball = ready(case, dtype)
