@@ -56,6 +56,12 @@ def test_examples_have_names_of_their_own() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+def test_nothing_is_declared_twice() -> None:
+    for names in ([t for r in rules() for t in r.targets], [n for r in rules() for n in r.onnx], [*layers()]):
+        assert len(set(names)) == len(names)
+    assert sum(len(declared.layers) for declared in rules()) == len(layers())
+
+
 def kinds(kind: type[Op] = Op) -> Iterator[type[Op]]:
     """All ops of polycert that can be made."""
     for sub in kind.__subclasses__():
