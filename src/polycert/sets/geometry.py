@@ -189,6 +189,8 @@ def _powers(scaled: Tensor, order: float) -> tuple[Tensor, Tensor]:
 
 def _cap_dot(excess: Tensor, cap: Tensor) -> Tensor:
     """`excess . cap` over the last axis, where 0 times an infinite cap is 0."""
+    if float(cap.detach().amax()) < math.inf:  # as most are: one product, and no mask
+        return (excess * cap).sum(-1)
     unbounded = torch.isinf(cap)
     finite = (excess * torch.where(unbounded, 0, cap)).sum(-1)  # separate, so that gradients stay finite
     return finite + torch.where(unbounded & (excess > 0), math.inf, 0.0).to(finite.dtype).sum(-1)

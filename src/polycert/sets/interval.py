@@ -62,12 +62,12 @@ def at_least(values: Tensor) -> Tensor:
     Every bound of a hidden unit, an output or a margin goes through this function or `at_most` before it is compared
     with a threshold. So a value that is not finite never proves anything.
     """
-    return torch.where(values < torch.inf, values, -torch.inf)
+    return values.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
 
 def at_most(values: Tensor) -> Tensor:
     """Computed upper bounds, with +inf in place of -inf and NaN."""
-    return torch.where(values > -torch.inf, values, torch.inf)
+    return values.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
 
 def outward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
