@@ -22,11 +22,10 @@ from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.ball import Region
 from polycert.sets.geometry import least_norm
 from polycert.sets.interval import Interval, Rounding
-from polycert.verification.beta_crown import Ascent
+from polycert.verification.beta_crown import Ascent, Nodes
 from polycert.verification.branch_and_bound import BranchAndBound
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
-from polycert.verification.dual_bound import Nodes
 from polycert.verification.leaf_lp import solve_leaf
 from polycert.verification.milp import by_highs, solve
 from polycert.verification.pre_activation import relax

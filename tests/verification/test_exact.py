@@ -23,11 +23,20 @@ from polycert.rules import Pieces
 from polycert.rules.affine import MatMul
 from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.interval import Interval
-from polycert.verification.beta_crown import DualPoint, ascend, look
+from polycert.verification.beta_crown import (
+    OFF,
+    ON,
+    DualObjective,
+    DualPoint,
+    Nodes,
+    ascend,
+    look,
+    multipliers,
+    proved_bound,
+)
 from polycert.verification.branch_and_bound import BranchAndBound, score_candidates
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
-from polycert.verification.dual_bound import OFF, ON, DualObjective, Nodes, multipliers, proved_bound
 from polycert.verification.milp import SOLVERS, solve
 from polycert.verification.pre_activation import relax, tighter
 from polycert.verification.reduced_problem import LOCAL, Coefficients, Reduced, piecewise_linear, reduce

@@ -14,19 +14,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from polycert.verification.beta_crown import Ascent, ascend
-from polycert.verification.budget import Budget
-from polycert.verification.counterexample import Counterexample, CounterexampleCheck
-from polycert.verification.dual_bound import (
+from polycert.verification.beta_crown import (
     OFF,
     ON,
+    Ascent,
     DualObjective,
     Multipliers,
     Nodes,
+    ascend,
     multipliers,
     proved_bound,
     value,
 )
+from polycert.verification.budget import Budget
+from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.leaf_lp import LeafSolution, solve_leaf
 from polycert.verification.rational import Undecided
 from polycert.verification.rational_leaf import ExactLeaf

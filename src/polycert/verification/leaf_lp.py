@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polycert.sets.geometry import power_norm
-from polycert.verification.dual_bound import ON, DualObjective, Multipliers, Nodes, multipliers
+from polycert.verification.beta_crown import ON, DualObjective, Multipliers, Nodes, multipliers
 from polycert.verification.reduced_problem import AffineMaps, Reduced
 
 CUTS = 25  # tangent planes at most

@@ -13,9 +13,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from polycert.verification.beta_crown import ascend
+from polycert.verification.beta_crown import DualObjective, Nodes, ascend, multipliers, proved_bound
 from polycert.verification.budget import Budget
-from polycert.verification.dual_bound import DualObjective, Nodes, multipliers, proved_bound
 from polycert.verification.reduced_problem import AffineMaps, Reduced
 
 STEPS = 10
