@@ -26,9 +26,8 @@ from polycert.verification.beta_crown import Ascent, Nodes
 from polycert.verification.branch_and_bound import BranchAndBound
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
-from polycert.verification.leaf_lp import solve_leaf
-from polycert.verification.milp import by_highs, solve
 from polycert.verification.pre_activation import relax
+from polycert.verification.programs import by_highs, solve, solve_leaf
 from polycert.verification.reduced_problem import AffineMaps, Reduced, ReductionSource, reduce
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.tightening import _without

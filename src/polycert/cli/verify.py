@@ -24,7 +24,7 @@ from polycert.cli.verify_property import verify_property
 from polycert.records.files import check_output, whole_file
 from polycert.runtime.execution import Processes, processes
 from polycert.sets.ball import Ball
-from polycert.verification.milp import get_solver
+from polycert.verification.programs import get_solver
 from polycert.verification.question import Question, VerificationSettings
 from polycert.verification.verdicts import FALSIFIED, ROBUST, SOLVER, UNKNOWN, Verdict, Verdicts
 from polycert.verification.verify import ask, collect, decisions

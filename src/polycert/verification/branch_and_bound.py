@@ -28,7 +28,7 @@ from polycert.verification.beta_crown import (
 )
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import Counterexample, CounterexampleCheck
-from polycert.verification.leaf_lp import LeafSolution, solve_leaf
+from polycert.verification.programs import LeafSolution, solve_leaf
 from polycert.verification.rational import Undecided
 from polycert.verification.rational_leaf import ExactLeaf
 from polycert.verification.reduced_problem import Reduced

@@ -24,7 +24,7 @@ from torch import Tensor
 from polycert.sets.ball import Region
 from polycert.sets.geometry import drop_prices, power_norm
 from polycert.verification.beta_crown import ON, Nodes
-from polycert.verification.leaf_lp import LeafSolution
+from polycert.verification.programs import LeafSolution
 from polycert.verification.rational import RationalForm, RationalNetwork, Whole
 from polycert.verification.reduced_problem import Reduced
 

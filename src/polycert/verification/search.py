@@ -18,8 +18,8 @@ from polycert.verification.branch_and_bound import BranchAndBound
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.input_split import Boxes, InputSplitting, Rows
-from polycert.verification.milp import get_solver, solve
 from polycert.verification.pre_activation import Intervals, OutOfTime
+from polycert.verification.programs import get_solver, solve
 from polycert.verification.question import FEW_INPUTS, Question
 from polycert.verification.reduced_problem import Reduced, piecewise_linear, reduce, unstable_units
 from polycert.verification.specification import Specification

@@ -20,8 +20,8 @@ from polycert.graph.inputs import as_inputs, as_labels, check_finite
 from polycert.records.provenance import box_text
 from polycert.sets.ball import Array, Ball, Region
 from polycert.verification.journal import open_journal
-from polycert.verification.milp import get_solver
 from polycert.verification.pool import in_rounds
+from polycert.verification.programs import get_solver
 from polycert.verification.question import LabelQuestion, Question, SetQuestion, VerificationSettings
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification

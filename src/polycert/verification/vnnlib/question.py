@@ -24,7 +24,7 @@ from polycert.runtime.execution import plain_products
 from polycert.sets.interval import round_down, round_up
 from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.input_split import Boxes, InputSplitting, Rows
-from polycert.verification.milp import get_solver
+from polycert.verification.programs import get_solver
 from polycert.verification.question import REPLAYED, SetQuestion, VerificationSettings
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification
