@@ -17,7 +17,7 @@ from polycert.graph import fingerprint
 from polycert.graph.onnx import arithmetic, conv_pool, imported
 from polycert.graph.onnx.builder import CONVERTERS, known_ops
 from polycert.runtime.limits import read_arrays
-from polycert.verification import checksummed_lines
+from polycert.verification import journal
 from polycert.verification.vnnlib import PropertyVerdict, constraints, property
 from tests.helpers.mutants import FIRST
 from tests.hunt import fingerprints, journals, onnx_mutants, properties, readers
@@ -169,16 +169,16 @@ def test_a_line_that_is_believed_after_an_edit_is_found(monkeypatch: pytest.Monk
     journals.journals()
 
     def unsealed(self: Any, text: bytes) -> bytes | None:
-        line = checksummed_lines.SEAL.fullmatch(text)
+        line = journal.SEAL.fullmatch(text)
         return None if line is None else line[1] + b"}"
 
-    monkeypatch.setattr(checksummed_lines.ChecksummedLines, "_unsealed", unsealed)
+    monkeypatch.setattr(journal.ChecksummedLines, "_unsealed", unsealed)
     edited = lambda case: case["what"] == "damage" and {c[0] for c in case["changes"]} <= {"edit", "sample"}  # noqa: E731
     assert found(JOURNALS, edited, count=60)
 
 
 def test_a_missing_lock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksummed_lines, "lock", lambda *_: None)
+    monkeypatch.setattr(journal, "lock", lambda *_: None)
     assert "a second process works" in found(JOURNALS, asks(what="held"), count=3)
 
 
