@@ -26,11 +26,10 @@ from polycert.verification.beta_crown import Ascent, Nodes
 from polycert.verification.branch_and_bound import BranchAndBound
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
-from polycert.verification.pre_activation import relax
+from polycert.verification.pre_activation import _without, relax
 from polycert.verification.programs import by_highs, solve, solve_leaf
 from polycert.verification.reduced_problem import AffineMaps, Reduced, ReductionSource, reduce
 from polycert.verification.snapshot import NetworkSnapshot
-from polycert.verification.tightening import _without
 from polycert.verification.vnnlib.constraints import Constraint, Term
 from polycert.verification.vnnlib.property import box_of
 

@@ -37,11 +37,10 @@ from polycert.verification.beta_crown import (
 from polycert.verification.branch_and_bound import BranchAndBound, score_candidates
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
-from polycert.verification.pre_activation import relax, tighter
+from polycert.verification.pre_activation import refine, relax, tighter
 from polycert.verification.programs import SOLVERS, solve
 from polycert.verification.reduced_problem import LOCAL, Coefficients, Reduced, piecewise_linear, reduce
 from polycert.verification.snapshot import NetworkSnapshot
-from polycert.verification.tightening import refine
 from tests.helpers.cases import CASES, Case, ball, ready, seed_of
 from tests.helpers.solvers import Piecewise, exact_values
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from polycert.bounding.backward import Pass
+from polycert.sets.interval import Interval
+
+PreActivation = Callable[[Pass, int], Interval]
 
 
 @dataclass(eq=False)
@@ -30,3 +37,18 @@ class Budget:
     def over(self) -> bool:
         """Whether the time is up."""
         return self.left <= 0
+
+
+class OutOfTime(Exception):
+    """The deadline passed while bounds were computed."""
+
+
+def in_time(bounds: PreActivation, deadline: float) -> PreActivation:
+    """Pre-activation bounds that end with `OutOfTime` after a moment of `time.monotonic()`."""
+
+    def bounded(run: Pass, index: int) -> Interval:
+        if time.monotonic() > deadline:
+            raise OutOfTime
+        return bounds(run, index)
+
+    return bounds if math.isinf(deadline) else bounded

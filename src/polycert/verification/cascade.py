@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from polycert.sets.interval import Interval
-from polycert.verification.budget import Budget
-from polycert.verification.pre_activation import Intervals, OutOfTime, relax, tighter
+from polycert.verification.budget import Budget, OutOfTime
+from polycert.verification.pre_activation import Intervals, relax, tighter
 from polycert.verification.question import Candidates, Question
 from polycert.verification.reduced_problem import piecewise_linear
 from polycert.verification.search import Search

@@ -22,7 +22,7 @@ from polycert.forms import Dense
 from polycert.graph import Graph
 from polycert.sets.ball import Region
 from polycert.sets.interval import Rounding, at_least
-from polycert.verification.pre_activation import in_time
+from polycert.verification.budget import in_time
 
 BATCH = 512
 # What the arithmetic of cutting a box may lose, relative to the sizes involved: far above any rounding in float64.

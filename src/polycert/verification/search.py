@@ -15,15 +15,14 @@ from polycert.bounding.chunking import free_memory
 from polycert.bounding.methods import error_model
 from polycert.runtime.execution import plain_products
 from polycert.verification.branch_and_bound import BranchAndBound
-from polycert.verification.budget import Budget
+from polycert.verification.budget import Budget, OutOfTime
 from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.input_split import Boxes, InputSplitting, Rows
-from polycert.verification.pre_activation import Intervals, OutOfTime
+from polycert.verification.pre_activation import Intervals, refine
 from polycert.verification.programs import get_solver, solve
 from polycert.verification.question import FEW_INPUTS, Question
 from polycert.verification.reduced_problem import Reduced, piecewise_linear, reduce, unstable_units
 from polycert.verification.specification import Specification
-from polycert.verification.tightening import refine
 from polycert.verification.verdicts import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, SearchResult
 
 BRANCHING = 0.7  # share of the time after which no branching begins; the rest is for a mixed-integer program
