@@ -30,7 +30,7 @@ from polycert.verification.beta_crown import (
     DualPoint,
     Nodes,
     ascend,
-    look,
+    dual_point,
     multipliers,
     proved_bound,
 )
@@ -465,7 +465,7 @@ def test_derivatives_are_those_of_the_bound(hidden: tuple[int, ...], norm: float
     alpha, beta = (torch.rand(6, count, generator=generator, dtype=F64) for _ in range(2))
 
     def at(alpha: Tensor, beta: Tensor, weight: Tensor) -> DualPoint:
-        return look(problem, split, alpha, beta, DualObjective.of(problem, weight))
+        return dual_point(problem, split, alpha, beta, DualObjective.of(problem, weight))
 
     here = at(alpha, beta, weight)
     derivatives = {"alpha": here.alpha, "beta": here.beta, "weight": here.by_rows(problem)}

@@ -1,11 +1,12 @@
 """Rigorous pre-activation bounds: first by the cheap methods, then tightened on the reduced problem.
 
-`relax` bounds hidden units and rows: what an exact search starts from. `refine` tightens the bounds of unstable units,
-by optimised slopes on the reduced problem itself; what becomes stable goes.
+`relax` bounds the inputs of activations and the rows of the specification: an exact search starts from these. `refine`
+tightens the bounds of unstable units by optimised slopes on the reduced problem itself, and drops units that become
+stable.
 
-Each unit of a later layer is a row over the units before it. Its two bounds are raised like any other bound, with
-slopes of their own, and decided in float64 with all rounding covered. Layers go in order, so that later ones gain from
-earlier ones.
+Each unit of a later layer is a row over the units before it. Both its bounds are raised by beta-CROWN like any other
+bound, with slopes of their own, and evaluated in float64 with all rounding covered. The layers are refined in order, so
+that later ones gain from earlier ones.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from polycert.verification.beta_crown import DualObjective, Nodes, ascend, multi
 from polycert.verification.budget import Budget, in_time
 from polycert.verification.reduced_problem import AffineMaps, Reduced
 
-Intervals = dict[int, Interval]
-STEPS = 10
-ROWS = 512  # bounds at a time
+Intervals = dict[int, Interval]  # pre-activation bounds, by the node that they bound
+STEPS = 10  # of the ascent
+ROWS = 512  # bounds that are raised together
 
 
 class RowBounds(NamedTuple):
-    """Lower bounds of rows `[batch, rows]`, and bounds of every activation's input."""
+    """Lower bounds of rows `[batch, rows]`, and pre-activation bounds of every activation."""
 
     rows: Tensor
     intervals: Intervals
@@ -44,10 +45,10 @@ class RowBounds(NamedTuple):
 def relax(
     graph: Graph, region: Region, form: Form, method: str, relaxation: str, deadline: float = math.inf
 ) -> RowBounds:
-    """One bound method with all rounding covered; `region` is in the graph's type.
+    """Return what one bound method finds with all rounding covered; `region` is in the graph's type.
 
     Raises:
-        OutOfTime: once a layer begins after the deadline.
+        OutOfTime: if the bounds of a layer would begin after the deadline.
     """
     rounding = error_model(graph)
     with torch.no_grad(), plain_products(graph.device):
@@ -60,7 +61,7 @@ def relax(
 
 
 def tighter(first: Intervals, second: Intervals) -> Intervals:
-    """The intersection of bounds."""
+    """Return the intersection of two intervals for every node of `first`."""
     return {k: _meet(first[k], second[k]) for k in first}
 
 
@@ -69,7 +70,7 @@ def _meet(first: Interval, second: Interval) -> Interval:
 
 
 def refine(problem: Reduced, budget: Budget) -> Reduced:
-    """The same problem with tighter units, and fewer of them."""
+    """Return the same problem with tighter bounds of its units, and without the units that become stable."""
     for number in range(1, len(problem.layers)):
         layer = problem.layers[number]
         lower, upper = _bounds(problem, layer, budget)
@@ -79,7 +80,7 @@ def refine(problem: Reduced, budget: Budget) -> Reduced:
 
 
 def _bounds(problem: Reduced, layer: slice, budget: Budget) -> tuple[Tensor, Tensor]:
-    """New bounds of one layer's units."""
+    """Return new lower and upper bounds of one layer's units, `[units]` each."""
     before = layer.start
     own = AffineMaps(*(part[layer] for part in problem.units))
     rows = AffineMaps(*(torch.cat([part, sign * part]) for part, sign in zip(own, (-1, -1, -1, 1), strict=True)))
@@ -105,6 +106,7 @@ def _split(nodes: Nodes) -> list[Nodes]:
 
 
 def _proved(part: Reduced, fast: Reduced, nodes: Nodes) -> Tensor:
+    """Return proved bounds of nodes, `[nodes]`, with multipliers that were raised in the faster type."""
     found = ascend(fast, nodes, steps=STEPS).nodes
     weight = found.weight.double()
     at = multipliers(part, found.split, found.alpha.double(), found.beta.double(), DualObjective.of(part, weight))
@@ -112,22 +114,22 @@ def _proved(part: Reduced, fast: Reduced, nodes: Nodes) -> Tensor:
 
 
 def _with_bounds(problem: Reduced, layer: slice, lower: Tensor, upper: Tensor) -> Reduced:
-    """With the better of old and new bounds; NaN never counts."""
+    """Return the problem with the better of old and new bounds of one layer; NaN never counts as better."""
     low, high = problem.lower.clone(), problem.upper.clone()
     low[layer], high[layer] = torch.fmax(low[layer], lower), torch.fmin(high[layer], upper)
     return replace(problem, lower=low, upper=high)
 
 
 def _without(problem: Reduced, stable: Tensor) -> Reduced:
-    """Compose units that have become stable into the others."""
+    """Return the problem without its stable units: those that are on are composed into the others."""
     on = stable & (problem.lower >= 0)
     units, rows = problem.units, problem.rows
-    for layer in problem.layers:  # in order: a unit is composed when all before it are
+    for layer in problem.layers:  # in order: a unit is composed when all units before it are
         here = torch.zeros_like(on)
         here[layer] = on[layer]
         if bool(here.any()):
             inner = AffineMaps(*(part[here] for part in units))
-            slack = replace(problem, units=units).slack[0][here]  # with the errors of what it is composed of
+            slack = replace(problem, units=units).slack[0][here]  # holds the errors of the units composed so far
             units, rows = (_composed(maps, inner, here, slack) for maps in (units, rows))
     left = ~stable
     kept = [int(left[layer].sum()) for layer in problem.layers]
@@ -144,7 +146,7 @@ def _without(problem: Reduced, stable: Tensor) -> Reduced:
 
 
 def _composed(maps: AffineMaps, inner: AffineMaps, here: Tensor, slack: Tensor) -> AffineMaps:
-    """Maps in which some units' values are replaced by the units' own equations: they are on, so h = z."""
+    """Return maps in which the values of some units are replaced by the units' own equations: they are on, so h = z."""
     weight = maps.through[:, here]
     through = maps.through.clone()
     through[:, here] = 0
