@@ -1,21 +1,21 @@
-"""Programs for solvers: a linear one at each leaf, and at the end a mixed-integer one for each clause.
+"""Programs for solvers: a linear program for a leaf of the search, and a mixed-integer program for a clause.
 
-Leaves: with every unit held on one side the network is affine, and a linear program settles it.
-The program looks for the point that comes nearest to failing,
+At a leaf every unit is held on one side, so that the network is affine. The linear program looks for the point that
+comes nearest to failing:
 
     min t   with   rows of the clause <= t,   units held on: z >= -t,   units held off: z <= t,   x in the region,
 
-each row scaled to size 1. It always has a solution; t > 0 means that nothing in the leaf fails. The solver is not
-believed: its multipliers go into the dual bound, which is valid for any, and its point is replayed. A ball is
-approached by tangent planes, which only guide in the same way.
+where each row is scaled to size 1. The program always has a solution; t > 0 means that nothing in the leaf fails. The
+solver's word counts for nothing: its multipliers go into the dual bound, which is valid for any multipliers, and its
+point is replayed. Tangent planes stand for the ball, and they too are only a guide.
 
-The tail: a mixed-integer program for one clause, with a binary for every unstable unit.
+The mixed-integer program decides what branch and bound left open. It has a binary for every unstable unit:
 
     min t over x in the region, h, d in {0, 1}   with   rows of the clause <= t <= 0,
     z = direct x + through h + offset,   h >= z,   h >= 0,   h <= z - lower (1 - d),   h <= upper d.
 
-A solution is replayed; if there is none, the clause holds as far as the solver's tolerances go, which is no proof. Only
-the sign matters: the search stops as soon as t is clearly below 0.
+A solution is replayed. If there is none, the clause holds as far as the solver's tolerances go, which is no proof. Only
+the sign of t matters: the solver stops as soon as t is clearly below 0.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from polycert.verification.reduced_problem import AffineMaps, Reduced
 from polycert.verification.verdicts import FALSIFIED, SOLVER, UNKNOWN, SearchResult
 
 CUTS = 25  # tangent planes at most
-TOLERANCE = 1e-9
+TOLERANCE = 1e-9  # relative to eps for points outside of the ball; absolute for the t of a leaf
 CLEARLY = -1e-3  # a row this far below 0 survives a solver's tolerances
 
 
 class LeafSolution(NamedTuple):
-    """The solver's point, its multipliers, and whether it says that nothing fails."""
+    """The solution of a leaf's program: the solver's point, its multipliers, and its word."""
 
     inputs: Tensor  # [1, inputs]
     multipliers: Multipliers
-    beta: Tensor  # [1, units], >= 0: what the sides of the units are worth
-    weight: Tensor  # [1, rows], >= 0
-    safe: bool
+    beta: Tensor  # [1, units], >= 0: the prices of the units' sides
+    weight: Tensor  # [1, rows], >= 0: the prices of the rows
+    safe: bool  # whether the solver says that nothing fails
 
 
 def solve_leaf(problem: Reduced, node: Nodes) -> LeafSolution | None:
-    """Solve a single node without free units; None if the solver fails."""
+    """Return the solution of a single node without free units, or None if the solver fails."""
     split = node.split[0]
     rows = problem.members[int(node.clause)].nonzero().squeeze(1)
     units, outputs = _affine(problem, split)
@@ -65,7 +65,7 @@ def solve_leaf(problem: Reduced, node: Nodes) -> LeafSolution | None:
     size = torch.maximum(upper.norm(dim=1), limit.abs()).clamp(min=1e-12)
     if not bool(torch.isfinite(upper).all() and torch.isfinite(limit).all() and torch.isfinite(size).all()):
         return None
-    found = _solve(problem, (upper / size[:, None]).numpy(), (limit / size).numpy())
+    found = _solve_linear(problem, (upper / size[:, None]).numpy(), (limit / size).numpy())
     if found is None:
         return None
     x, level, price = found
@@ -78,7 +78,7 @@ def solve_leaf(problem: Reduced, node: Nodes) -> LeafSolution | None:
 
 
 def _affine(problem: Reduced, split: Tensor) -> tuple[AffineMaps, AffineMaps]:
-    """Units and rows as affine functions of the input alone, all units being held."""
+    """Return units and rows as affine functions of the input alone; `split` `[units]` holds every unit."""
     direct, offset = problem.units.direct.clone(), problem.units.offset.clone()
     on = (split == ON).double()
     for layer in problem.layers[1:]:
@@ -92,9 +92,11 @@ def _affine(problem: Reduced, split: Tensor) -> tuple[AffineMaps, AffineMaps]:
     return units, rows
 
 
-def _solve(problem: Reduced, upper: np.ndarray, limit: np.ndarray) -> tuple[np.ndarray, float, np.ndarray] | None:
-    """`min t` with `upper x - t <= limit` over the region: x, t and the rows' multipliers."""
-    from scipy.optimize import linprog  # here, as only those who come this far should wait for it
+def _solve_linear(
+    problem: Reduced, upper: np.ndarray, limit: np.ndarray
+) -> tuple[np.ndarray, float, np.ndarray] | None:
+    """Solve `min t` with `upper x - t <= limit` over the region; return x, t and the rows' multipliers, or None."""
+    from scipy.optimize import linprog  # imported here, so that only those who get to a leaf wait for it
 
     region = problem.region
     count, inputs = upper.shape
@@ -115,14 +117,14 @@ def _solve(problem: Reduced, upper: np.ndarray, limit: np.ndarray) -> tuple[np.n
 
 
 def tangent(problem: Reduced, x: Tensor) -> tuple[np.ndarray, float] | None:
-    """A half-space that holds the ball and not x: `g . x <= b`; None if x is in the ball."""
+    """Return g and b of a half-space `g . z <= b` that holds the ball but not x; None if x is in the ball."""
     region = problem.region
     centre, norm, eps = region.x.flatten(), region.norm, float(region.eps)
     delta = x - centre
     size = float(power_norm(delta.abs(), norm))
     if math.isinf(norm) or size <= eps * (1 + TOLERANCE):
         return None
-    # The gradient of the norm: of dual norm 1.
+    # The gradient of the norm has dual norm 1.
     slope = delta.sign() if norm == 1 else delta.sign() * (delta.abs() / size) ** (norm - 1)
     return slope.numpy(), eps + float(slope @ centre)
 
@@ -140,11 +142,11 @@ class MixedIntegerProgram:
 
     @property
     def binary(self) -> slice:
-        """The binary columns."""
+        """Return where the binary columns are."""
         return slice(len(self.low) - 1 - self.binaries, len(self.low) - 1)
 
     def with_row(self, slope: np.ndarray, limit: float) -> MixedIntegerProgram:
-        """With one more row over x."""
+        """Return the program with one more row over x, `slope . x <= limit`."""
         row = np.zeros(self.matrix.shape[1])
         row[: self.inputs] = slope
         matrix, limits = np.vstack([self.matrix, row]), np.append(self.limit, limit)
@@ -152,7 +154,7 @@ class MixedIntegerProgram:
 
 
 class SolverAnswer(NamedTuple):
-    """What a solver says: a point `[inputs]` that satisfies all rows, or (`empty`) that there is none, or neither."""
+    """What a solver says: a point `[inputs]` that satisfies all rows, or that there is none (`empty`), or neither."""
 
     point: np.ndarray | None
     empty: bool
@@ -161,8 +163,8 @@ class SolverAnswer(NamedTuple):
 Solver = Callable[[MixedIntegerProgram, Reduced, float], SolverAnswer]
 
 
-def program(problem: Reduced, clause: int) -> MixedIntegerProgram:
-    """The rows above for one clause."""
+def mixed_integer_program(problem: Reduced, clause: int) -> MixedIntegerProgram:
+    """Return the mixed-integer program of one clause, as written at the top of this file."""
     direct, through, offset = (part.numpy() for part in problem.units[:3])
     rows = problem.members[clause].numpy()
     lower, upper = problem.lower.numpy(), problem.upper.numpy()
@@ -184,41 +186,42 @@ def program(problem: Reduced, clause: int) -> MixedIntegerProgram:
     return MixedIntegerProgram(matrix, limit, low, high, len(ends[0]), units)
 
 
-def by_highs(asked: MixedIntegerProgram, problem: Reduced, seconds: float) -> SolverAnswer:
-    """HiGHS, which knows no balls."""
+def by_highs(mip: MixedIntegerProgram, problem: Reduced, seconds: float) -> SolverAnswer:
+    """Return the answer of HiGHS, which knows no balls: its point may lie outside."""
     solver = highspy.Highs()
     options = {"output_flag": False, "threads": 1, "time_limit": max(seconds, 0.01), "objective_target": CLEARLY}
     for name, value in options.items():
         solver.setOptionValue(name, value)
-    solver.passModel(_highs_model(asked))
+    solver.passModel(_highs_model(mip))
     solver.run()
     status, known = solver.getModelStatus(), highspy.HighsModelStatus
     if status == known.kInfeasible:
         return SolverAnswer(None, True)
     if solver.getInfo().primal_solution_status != 2:  # not a feasible point
         return SolverAnswer(None, False)
-    return SolverAnswer(np.array(solver.getSolution().col_value[: asked.inputs]), False)
+    return SolverAnswer(np.array(solver.getSolution().col_value[: mip.inputs]), False)
 
 
-def _highs_model(asked: MixedIntegerProgram) -> Any:
+def _highs_model(mip: MixedIntegerProgram) -> Any:
+    """Return the program as a model of HiGHS."""
     model = highspy.HighsLp()
-    rows, columns = asked.matrix.shape
+    rows, columns = mip.matrix.shape
     model.num_row_, model.num_col_ = rows, columns
     model.col_cost_ = np.r_[np.zeros(columns - 1), 1.0]
-    model.col_lower_, model.col_upper_ = asked.low, asked.high
-    model.row_lower_, model.row_upper_ = np.full(rows, -np.inf), asked.limit
-    row, column = asked.matrix.nonzero()
+    model.col_lower_, model.col_upper_ = mip.low, mip.high
+    model.row_lower_, model.row_upper_ = np.full(rows, -np.inf), mip.limit
+    row, column = mip.matrix.nonzero()
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     model.a_matrix_.start_ = np.searchsorted(row, np.arange(rows + 1))
-    model.a_matrix_.index_, model.a_matrix_.value_ = column, asked.matrix[row, column]
+    model.a_matrix_.index_, model.a_matrix_.value_ = column, mip.matrix[row, column]
     kinds = [highspy.HighsVarType.kContinuous] * columns
-    kinds[asked.binary] = [highspy.HighsVarType.kInteger] * asked.binaries
+    kinds[mip.binary] = [highspy.HighsVarType.kInteger] * mip.binaries
     model.integrality_ = kinds
     return model
 
 
-def by_scip(asked: MixedIntegerProgram, problem: Reduced, seconds: float) -> SolverAnswer:
-    """SCIP, which takes a Euclidean ball as it is."""
+def by_scip(mip: MixedIntegerProgram, problem: Reduced, seconds: float) -> SolverAnswer:
+    """Return the answer of SCIP, which takes a Euclidean ball as it is."""
     try:
         scip = importlib.import_module("pyscipopt")
     except ImportError:
@@ -226,45 +229,49 @@ def by_scip(asked: MixedIntegerProgram, problem: Reduced, seconds: float) -> Sol
     model = scip.Model()
     model.hideOutput()
     model.setParams({"limits/time": max(seconds, 0.01), "limits/primal": CLEARLY, "parallel/maxnthreads": 1})
-    kinds = ["C"] * len(asked.low)
-    kinds[asked.binary] = ["B"] * asked.binaries
-    columns = zip(asked.low.tolist(), asked.high.tolist(), kinds, strict=True)
+    kinds = ["C"] * len(mip.low)
+    kinds[mip.binary] = ["B"] * mip.binaries
+    columns = zip(mip.low.tolist(), mip.high.tolist(), kinds, strict=True)
     names = [model.addVar(lb=None if math.isinf(low) else low, ub=high, vtype=kind) for low, high, kind in columns]
     model.setObjective(names[-1])
-    for row, limit in zip(asked.matrix, asked.limit.tolist(), strict=True):
+    for row, limit in zip(mip.matrix, mip.limit.tolist(), strict=True):
         used = row.nonzero()[0].tolist()
         model.addCons(scip.quicksum(float(row[k]) * names[k] for k in used) <= limit)
     if problem.region.norm == 2:
         centre, eps = problem.region.x.flatten().tolist(), float(problem.region.eps)
-        moved = zip(names[: asked.inputs], centre, strict=True)
+        moved = zip(names[: mip.inputs], centre, strict=True)
         model.addCons(scip.quicksum((name - x) * (name - x) for name, x in moved) <= eps * eps)
     model.optimize()
     if model.getStatus() == "infeasible":
         return SolverAnswer(None, True)
     if model.getNSols() == 0:
         return SolverAnswer(None, False)
-    return SolverAnswer(np.array([model.getVal(name) for name in names[: asked.inputs]]), False)
+    return SolverAnswer(np.array([model.getVal(name) for name in names[: mip.inputs]]), False)
 
 
 SOLVERS: dict[str, Solver] = {"highs": by_highs, "scip": by_scip}
 
 
 def get_solver(name: str) -> Solver:
-    """A solver by name, or a clear error."""
+    """Return the solver of a name; an unknown name is an error."""
     if name not in SOLVERS:
         raise PolycertError(f"unknown solver {name!r}: choose one of {', '.join(SOLVERS)}")
     return SOLVERS[name]
 
 
-def solve(
+def solve_clauses(
     problem: Reduced, clauses: Tensor, replay: CounterexampleCheck, budget: Budget, solver: Solver
 ) -> SearchResult:
-    """One open clause after another, until one fails or the time is up: a witness, or what the solver believes."""
+    """Solve a program for one open clause after another, until one fails or the solver finds nothing.
+
+    Returns:
+        `falsified` with the counterexample, or `unknown`; the proof `solver` says that the solver believes all clauses.
+    """
     for done, clause in enumerate(clauses.tolist()):
         share = Budget(budget.left / (len(clauses) - done))
-        witness, empty = _solve_clause(problem, clause, replay, share, solver)
-        if witness is not None:
-            return SearchResult(FALSIFIED, "milp", witness)
+        counterexample, empty = _solve_clause(problem, clause, replay, share, solver)
+        if counterexample is not None:
+            return SearchResult(FALSIFIED, "milp", counterexample)
         if not empty:
             return SearchResult(UNKNOWN, "milp")
     return SearchResult(UNKNOWN, "milp", proof=SOLVER)
@@ -273,21 +280,24 @@ def solve(
 def _solve_clause(
     problem: Reduced, clause: int, replay: CounterexampleCheck, budget: Budget, solver: Solver
 ) -> tuple[Counterexample | None, bool]:
-    """A witness, or whether there is none; where the solver leaves the ball, a tangent plane brings it back."""
-    asked = program(problem, clause)
-    if not np.isfinite(asked.matrix).all() or not np.isfinite(asked.limit).all():
+    """Return a counterexample, or whether the solver says that there is none.
+
+    Where the solver's point is outside of the ball, a tangent plane cuts it off and the program is solved again.
+    """
+    mip = mixed_integer_program(problem, clause)
+    if not np.isfinite(mip.matrix).all() or not np.isfinite(mip.limit).all():
         return None, False
     doubtful: Counterexample | None = None
     for _ in range(CUTS):
-        found = solver(asked, problem, budget.left)
+        found = solver(mip, problem, budget.left)
         if found.point is None:
             return doubtful, found.empty and doubtful is None
-        witness = replay(torch.from_numpy(found.point)[None])
-        if witness is not None and witness.agreed:
-            return witness, False
-        doubtful = doubtful or witness
+        counterexample = replay(torch.from_numpy(found.point)[None])
+        if counterexample is not None and counterexample.agreed:
+            return counterexample, False
+        doubtful = doubtful or counterexample
         cut = tangent(problem, torch.from_numpy(found.point))
         if cut is None or budget.over:
             break
-        asked = asked.with_row(*cut)
+        mip = mip.with_row(*cut)
     return doubtful, False
