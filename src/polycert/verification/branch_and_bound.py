@@ -78,6 +78,7 @@ class BranchAndBound:
 
     @property
     def _in_time(self) -> bool:
+        """Whether this search still has time."""
         return self.budget.spent < self.seconds
 
     def _result(self, stage: str) -> SearchResult:

@@ -123,10 +123,12 @@ class ChecksummedLines:
         return bool(text)
 
     def _sealed(self, content: dict[str, Any]) -> bytes:
+        """Return the line of a JSON object, with its seal."""
         text = _json(content)
         return text[:-1] + b', "seal": "' + fingerprint(self.about, text).encode() + b'"}\n'
 
     def _unsealed(self, text: bytes) -> bytes | None:
+        """Return the JSON object of a line without its seal, or None if the seal does not fit."""
         found = SEAL.fullmatch(text)
         if found is None:
             return None
@@ -134,15 +136,18 @@ class ChecksummedLines:
         return content if fingerprint(self.about, content).encode() == found[2] else None
 
     def _write(self, line: bytes) -> None:
+        """Hand a line to the operating system."""
         self.file.write(line)
         self.file.flush()
 
     def _sync(self) -> None:
+        """Make sure that all lines are on the disk."""
         os.fsync(self.file.fileno())
         self.synced = time.monotonic()
 
 
 def _json(content: dict[str, Any]) -> bytes:
+    """Return a JSON object as text."""
     return json.dumps(content, allow_nan=False).encode()
 
 

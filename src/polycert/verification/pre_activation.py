@@ -66,6 +66,7 @@ def tighter(first: Intervals, second: Intervals) -> Intervals:
 
 
 def _meet(first: Interval, second: Interval) -> Interval:
+    """Return the intersection of two intervals."""
     return Interval(torch.maximum(first.lower, second.lower), torch.minimum(first.upper, second.upper))
 
 
@@ -102,6 +103,7 @@ def _bounds(problem: Reduced, layer: slice, budget: Budget) -> tuple[Tensor, Ten
 
 
 def _split(nodes: Nodes) -> list[Nodes]:
+    """Return nodes in parts of at most `ROWS`."""
     return [nodes[begin : begin + ROWS] for begin in range(0, len(nodes), ROWS)]
 
 
