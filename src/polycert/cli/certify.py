@@ -11,10 +11,9 @@ from polycert.certification.certify import certify
 from polycert.cli import option_values
 from polycert.cli.exit_status import usage
 from polycert.cli.options import CertifyOptions
-from polycert.cli.output import Finished, clean_error, finish
+from polycert.cli.output import Finished, about_proof, clean_error, finish
 from polycert.cli.progress import Advance, in_slices, progress_bar
-from polycert.cli.proof_options import about_proof, check, settings
-from polycert.cli.samples import plan, prepare
+from polycert.cli.samples import check_proof, plan, prepare, proof_settings
 from polycert.records.certificates import Certificates
 from polycert.runtime.execution import processes
 from polycert.sets.ball import Ball
@@ -25,7 +24,7 @@ STATUSES = ("certified", "partial", "unproved", "misclassified")
 def certify_command(options: CertifyOptions) -> None:
     """Certify, save, summarise."""
     with usage():
-        check(options)
+        check_proof(options)
         asked = plan(options)
         ball = Ball(asked.norm, option_values.number(options.eps, "--eps"), asked.low, asked.high)
 
@@ -36,7 +35,7 @@ def certify_command(options: CertifyOptions) -> None:
             y,
             ball,
             progress=progress,
-            **settings(options, job),
+            **proof_settings(options, job),
         )
         return replace(found, index=index)
 

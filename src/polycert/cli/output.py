@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polycert.cli.exit_status import INTERRUPTED, tell
-from polycert.cli.options import RecordOptions
+from polycert.cli.options import ProofOptions, RecordOptions
 from polycert.cli.samples import CheckedSamples, Plan
 from polycert.records.figures import FIGURES, Figure
 from polycert.records.provenance import SampleRecords, box_text
@@ -37,6 +37,16 @@ def clean_error(job: CheckedSamples, per_cent: float) -> str:
 def about_set(asked: Plan) -> Rows:
     """The norm and the box."""
     return {"norm": norm_text(asked.norm), "box": box_text(asked.low, asked.high)}
+
+
+def about_proof(options: ProofOptions, asked: Plan) -> Rows:
+    """The set and the method, for the summary."""
+    return {
+        **about_set(asked),
+        "method": options.method,
+        "relaxation": options.relaxation,
+        "rigorous": "no (--fast)" if options.fast else "yes",
+    }
 
 
 def finish(

@@ -10,10 +10,9 @@ from polycert.certification.radius import STRATEGIES, largest_radius
 from polycert.cli import option_values
 from polycert.cli.exit_status import BadUsage, usage
 from polycert.cli.options import RadiusOptions
-from polycert.cli.output import Finished, clean_error, finish
+from polycert.cli.output import Finished, about_proof, clean_error, finish
 from polycert.cli.progress import Advance, in_slices, progress_bar
-from polycert.cli.proof_options import about_proof, check, settings
-from polycert.cli.samples import plan, prepare
+from polycert.cli.samples import check_proof, plan, prepare, proof_settings
 from polycert.records.certificates import Radii
 from polycert.runtime.execution import processes
 from polycert.sets.ball import Ball
@@ -22,7 +21,7 @@ from polycert.sets.ball import Ball
 def radius_command(options: RadiusOptions) -> None:
     """Search, save, summarise."""
     with usage():
-        check(options)
+        check_proof(options)
         asked = plan(options)
         upper = option_values.number(options.upper, "--upper")
         tolerance = option_values.number(options.tolerance, "--tolerance")
@@ -44,7 +43,7 @@ def radius_command(options: RadiusOptions) -> None:
             tolerance=tolerance,
             strategy=options.strategy,
             progress=progress,
-            **settings(options, job),
+            **proof_settings(options, job),
         )
         return replace(found, index=index)
 

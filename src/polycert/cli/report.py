@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polycert.cli.exit_status import tell, usage
 from polycert.cli.options import ReportOptions
-from polycert.cli.paper import paper_module
+from polycert.cli.reproduce import paper_module
 from polycert.report import write_report
 from polycert.report.page import check_page
 

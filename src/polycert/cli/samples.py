@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,15 +14,16 @@ from torch import Tensor
 
 from polycert import data
 from polycert.bounding.chunking import batch_size_for
-from polycert.bounding.methods import get_method
+from polycert.bounding.methods import get_method, get_relaxations
 from polycert.certification.envelope import classes_of
 from polycert.cli import option_values
 from polycert.cli.exit_status import BadUsage
-from polycert.cli.options import RecordOptions
+from polycert.cli.options import ProofOptions, RecordOptions
 from polycert.errors import PolycertError
 from polycert.graph import Network
 from polycert.graph.inputs import as_inputs, as_labels
 from polycert.models.model_files import load
+from polycert.records.files import check_output
 from polycert.runtime.execution import checked_device
 from polycert.runtime.limits import read_arrays
 from polycert.sets.ball import Ball
@@ -78,6 +79,14 @@ def plan(options: RecordOptions) -> Plan:
     )
 
 
+def check_proof(options: ProofOptions) -> None:
+    """What can be refused before torch does any work."""
+    if options.out is not None:
+        check_output(options.out)
+    get_method(options.method)
+    get_relaxations(options.relaxation, options.method)
+
+
 def prepare(options: RecordOptions, ball: Ball, plan: Plan, method: str = "crown") -> CheckedSamples:
     """Load everything and check all samples, so that nothing is refused halfway."""
     network = load_model(options.model, options.weights, plan.device)
@@ -95,6 +104,18 @@ def prepare(options: RecordOptions, ball: Ball, plan: Plan, method: str = "crown
     numbers = get_method(method).numbers(graph)
     batch = batch_size_for(graph, numbers, plan.memory, plan.threads, batch_size=options.batch_size)
     return CheckedSamples(network, inputs, labels, index, source, len(x), batch, plan.threads)
+
+
+def proof_settings(options: ProofOptions, job: CheckedSamples) -> dict[str, Any]:
+    """What every proof is told in the same way."""
+    return {
+        "method": options.method,
+        "relaxation": options.relaxation,
+        "rigorous": not options.fast,
+        "batch_size": job.batch,
+        "threads": job.threads,
+        "seed": options.seed,
+    }
 
 
 def device(name: str) -> torch.device:

@@ -9,19 +9,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from polycert.cli.exit_status import INTERRUPTED, tell
-from polycert.cli.options import TrainOptions
+from polycert.cli import option_values
+from polycert.cli.exit_status import INTERRUPTED, BadUsage, tell, usage
+from polycert.cli.options import RecipeOptions, TrainOptions
 from polycert.cli.progress import progress_bar
-from polycert.cli.train_options import checked, machine
+from polycert.cli.samples import device
 from polycert.errors import PolycertError
 from polycert.records.figures import VALIDATION
 from polycert.records.run_folder import RunFolder
 from polycert.runtime.execution import Processes, processes
-from polycert.training import Recipe, Run, TrainingProgress, library, prepare, train
+from polycert.training import Recipe, Run, TrainingProgress, library, prepare, read_recipe, train
 from polycert.training.recipe_files import to_toml
 
 Report = Callable[[TrainingProgress], None]
@@ -35,11 +37,11 @@ def train_command(options: TrainOptions) -> None:
         width = max(map(len, found)) + 2
         console.print("\n".join(f"{name:<{width}}{values['about']}" for name, values in found.items()))
         return
-    recipe, folder = checked(_continued(options), writes=not options.show)
+    recipe, folder = checked_recipe(_continued(options), writes=not options.show)
     if options.show:
         console.print(to_toml(recipe.plain()), end="")
         return
-    chosen, memory = machine(options)
+    chosen, memory = device_and_memory(options)
     with processes(chosen) as team, _reporting(options, recipe, team) as report:
         run = prepare(recipe, folder, data_dir=options.data_dir, device=chosen, memory=memory, processes=team)
         try:
@@ -48,6 +50,29 @@ def train_command(options: TrainOptions) -> None:
             _interrupted(run)
     if team.first:
         console.print(_summary(run, row))
+
+
+def checked_recipe(options: RecipeOptions, *, writes: bool = True) -> tuple[Recipe, Path]:
+    """The recipe and the folder, with everything refused that can be before any work."""
+    if options.recipe is None:
+        raise BadUsage("give a recipe: a .toml file, or a name that train --list shows")
+    with usage():
+        overrides = [*(options.overrides or ()), *(() if options.seed is None else (f"seed={options.seed}",))]
+        recipe = read_recipe(options.recipe, overrides)
+    if options.run_dir is None and writes:
+        raise BadUsage("--run-dir is missing: give a folder for checkpoints, metrics and the model")
+    if options.data_dir is not None and not options.data_dir.is_dir():
+        raise BadUsage(f"--data-dir: there is no folder {str(options.data_dir)!r}")
+    return recipe, options.run_dir or Path()
+
+
+def device_and_memory(options: RecipeOptions) -> tuple[torch.device, int | None]:
+    """The device and the memory that may be used; sets the threads."""
+    with usage():
+        found = device(options.device), option_values.size(options.memory)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    return found
 
 
 def _continued(options: TrainOptions) -> TrainOptions:
