@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from polycert.cli import app
 from polycert.report.runs import ReportedModel, gather
 from polycert_paper import claims, comparisons
-from polycert_paper.claims import CLAIMS, FAILS, HOLDS, OPEN, PARTLY, Claim
-from polycert_paper.claims_page import claims_part
+from polycert_paper.claims import CLAIMS, FAILS, HOLDS, OPEN, PARTLY, Claim, claims_part
 from tests.helpers.report_files import EPS, record, samples, write_evaluation, write_training
 
 

@@ -13,7 +13,7 @@ def report_command(options: ReportOptions) -> None:
     """Read the records, write the page."""
     with usage():
         check_page(options.out)
-    parts = [paper_module("claims_page").claims_part] if options.paper else []
+    parts = [paper_module("claims").claims_part] if options.paper else []
     runs = write_report(options.runs, options.out, parts)
     if not options.quiet:
         size = options.out.stat().st_size / 1e6
