@@ -16,6 +16,7 @@ import torch
 from polycert import data
 from polycert.certification.radius import largest_radius
 from polycert.errors import PolycertError
+from polycert.evaluation.settings import usual_upper
 from polycert.graph import Network, capture
 from polycert.models.model_files import load_module
 from polycert.records.files import whole_file
@@ -26,9 +27,8 @@ from polycert.training.recipe_files import read_recipe
 Progress = Callable[[int, int], None]
 OURS, THEIRS = "ours", "released networks"
 WIDTH, BINS = 1.0, 100  # parameters are counted from -WIDTH to WIDTH
-# Radii are searched up to here, as in the paper, and drawn up to SHOWN targets.
-UPPER = {("mnist", "inf"): 0.4, ("cifar10", "inf"): 0.1, ("mnist", "2"): 1.2, ("cifar10", "2"): 0.4}
-SHOWN, PER_TARGET = 5, 16  # bins for each target
+DATASETS, NORMS = ("mnist", "cifar10"), ("inf", "2")  # of the paper's networks
+SHOWN, PER_TARGET = 5, 16  # radii are drawn up to SHOWN targets, with so many bins for each
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class Origin:
     def name(self) -> str:
         """Of the stored file: the run's, or the method's of a released network."""
         return self.run if self.source == OURS else f"released-{self.method}"
+
+    @property
+    def upper(self) -> float:
+        """Up to which radius is searched."""
+        return usual_upper(self.dataset, float(self.norm), self.eps)
 
     def plain(self) -> dict[str, Any]:
         """What goes into the stored file."""
@@ -100,7 +105,7 @@ def curve(found: Origin, ask: Ask) -> dict[str, Any]:
         raise PolycertError(f"--index must be from 0 to {len(test) - 1}, got {ask.index}")
     index = ask.index if ask.index is not None else _first_right(network, test)
     sample, label = test.x[index], int(test.y[index])
-    result = phases(network, sample, label, upper=UPPER[found.dataset, found.norm])
+    result = phases(network, sample, label, upper=found.upper)
     return {
         **found.plain(),
         "index": index,
@@ -140,8 +145,8 @@ def _searched(found: Origin, ask: Ask) -> np.ndarray:
         _network(found),
         test.x[: ask.limit],
         test.y[: ask.limit],
-        norm=math.inf if found.norm == "inf" else float(found.norm),
-        upper=UPPER[found.dataset, found.norm],
+        norm=float(found.norm),
+        upper=found.upper,
         low=0.0,
         high=1.0,
         threads=ask.threads,
@@ -151,7 +156,7 @@ def _searched(found: Origin, ask: Ask) -> np.ndarray:
 
 
 def _network(found: Origin) -> Network:
-    if (found.dataset, found.norm) not in UPPER:
+    if found.dataset not in DATASETS or found.norm not in NORMS:
         raise PolycertError(f"the paper has no networks for {found.dataset}, l_{found.norm}: {found.path.name}")
     file = load_module(found.path)
     return capture(file.module, file.input_shape)

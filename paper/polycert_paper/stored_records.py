@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from polycert.errors import PolycertError
 from polycert.records.figures import FIGURES
-from polycert.runtime.limits import parse_json, read_text
+from polycert.records.files import read_object
 from polycert_paper.settings import Setting
 from polycert_paper.table import Figure
 
@@ -125,14 +125,3 @@ def _checked(path: Path, kind: type[Model]) -> Model:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise PolycertError(f"{path} is no such record: {place}: {first['msg']}; write it anew") from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
-    try:
-        found = parse_json(read_text(path))
-    except ValueError as error:
-        raise PolycertError(f"{path} cannot be read as JSON ({error}): write it anew") from None
-    if not isinstance(found, dict):
-        raise PolycertError(f"{path} must hold one JSON object, got {type(found).__name__}: write it anew")
-    return found

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and frames as `.csv`, `.json` or `.parquet`."""
+"""Files that are written whole or not at all, frames as `.csv`, `.json` or `.parquet`, and JSON that is read back."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from polycert.errors import PolycertError
+from polycert.runtime.limits import parse_json, read_text
 
 
 def _write_json(frame: pd.DataFrame, path: Path) -> None:
@@ -74,6 +75,28 @@ def whole_file(target: Path) -> Iterator[Path]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; raises `PolycertError` if the file holds anything else."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise PolycertError(
+            f"{str(path)!r} must hold one JSON object, got {type(found).__name__}: "
+            "write it again with the command that made it"
+        )
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in a JSON file; raises `PolycertError` if the file holds none."""
+    text = read_text(path)
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise PolycertError(
+            f"{str(path)!r} is not JSON ({error}): write it again with the command that made it"
+        ) from None
 
 
 def _umask() -> int:

@@ -15,9 +15,9 @@ from pandas.api.types import is_numeric_dtype
 
 from polycert.errors import PolycertError
 from polycert.records.evaluation import beside
-from polycert.records.files import finite
+from polycert.records.files import finite, read_json
 from polycert.records.run_folder import RunFolder
-from polycert.runtime.limits import ENTRIES, parse_json, read_arrays, read_text
+from polycert.runtime.limits import ENTRIES, read_arrays
 
 Record = Mapping[str, Any]
 FloatArray = npt.NDArray[np.float32]
@@ -88,7 +88,7 @@ def gather(paths: Iterable[Path]) -> list[ReportedModel]:
 def _of_file(path: Path) -> Iterator[ReportedModel]:
     if path.suffix != ".json":
         raise PolycertError(f"records are .json files, got {path.name!r}: give the one that `polycert evaluate` wrote")
-    content = _read_json(path)
+    content = read_json(path)
     if not _is_record(content):
         raise PolycertError(
             f"{str(path)!r} is not a record: it must be one object with {', '.join(RECORD_KEYS)} "
@@ -108,14 +108,14 @@ def _of_folder(folder: Path) -> Iterator[ReportedModel]:
             continue
         if path.is_dir():
             yield from _of_folder(path)
-        elif path.suffix == ".json" and _is_record(content := _read_json(path)):
+        elif path.suffix == ".json" and _is_record(content := read_json(path)):
             yield _with_files(path, finite(content))
 
 
 def _of_training(run: RunFolder) -> Iterator[ReportedModel]:
     """One run per record of the folder; the training alone if it has none."""
     recipe, metrics = run.read_recipe(), finite(run.read_metrics())
-    records = [(path, content) for path in sorted(run.path.glob("*.json")) if _is_record(content := _read_json(path))]
+    records = [(path, content) for path in sorted(run.path.glob("*.json")) if _is_record(content := read_json(path))]
     if not records:
         yield ReportedModel(name=run.path.resolve().name, path=run.path, metrics=metrics, recipe=recipe)
     for path, content in records:
@@ -142,13 +142,6 @@ def _is_record(content: Any) -> bool:
     if not isinstance(content, dict) or not all(key in content for key in RECORD_KEYS):
         return False
     return isinstance(content["eps"], int | float) and isinstance(content["n"], int)
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return parse_json(read_text(path))
-    except ValueError as error:
-        raise PolycertError(f"{str(path)!r} is not JSON ({error}): write it again") from error
 
 
 def read_samples(path: Path) -> pd.DataFrame | None:

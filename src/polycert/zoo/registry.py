@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -19,9 +18,8 @@ from polycert.graph import Network
 from polycert.models.model_files import load as load_file
 from polycert.models.model_files import load_module
 from polycert.records.evaluation import record_text
-from polycert.records.files import whole_file
+from polycert.records.files import read_object, whole_file
 from polycert.records.run_folder import RunFolder
-from polycert.runtime.limits import parse_json, read_text
 
 MANIFEST = "manifest.json"
 LARGEST = 20 * 2**20  # bytes that all models together may take
@@ -59,7 +57,7 @@ class Entry:
     @property
     def record(self) -> dict[str, Any]:
         """Its row, as `polycert evaluate` wrote it."""
-        return _record(self.path(RECORD))
+        return read_object(self.path(RECORD))
 
     def verify(self) -> None:
         """The weights are those that were put here, or a clear error."""
@@ -119,18 +117,11 @@ def add(run_dir: Path, name: str | None = None, folder: Path | None = None) -> E
             )
     load_module(run.model)
     run.read_recipe()  # `polycert evaluate` has read what it says: here it must only be one
-    record = _record(run.record)
+    record = read_object(run.record)
     others = sum(Entry(other, "", where).path().stat().st_size for other in _manifest(where) if other != called)
     if others + run.model.stat().st_size > LARGEST:
         raise PolycertError(f"the zoo's models may take {LARGEST // 2**20} MB together, and {called!r} does not fit in")
     return _put(run, Entry(called, digest(run.model), where), {**record, "model": called})
-
-
-def _record(path: Path) -> dict[str, Any]:
-    try:
-        return dict(parse_json(read_text(path)))
-    except (ValueError, TypeError) as error:
-        raise PolycertError(f"{path} is no record ({error}): write it with polycert evaluate") from None
 
 
 def _put(run: RunFolder, made: Entry, record: dict[str, Any]) -> Entry:
@@ -154,4 +145,4 @@ def digest(path: Path) -> str:
 
 def _manifest(folder: Path) -> dict[str, str]:
     path = folder / MANIFEST
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}
