@@ -1,4 +1,4 @@
-"""What bounds prove about each sample: at eps (Lin, CROWN, IBP, PEC, unstable units), and up to which radius."""
+"""What bounds prove about each sample at eps (Lin, CROWN, IBP, PEC, unstable units), and the largest proved radius."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Columns = dict[str, Tensor]
 
 
 def bound(question: EvaluationQuestion, stage: Stage) -> Columns:
-    """What the paper's relaxation, CROWN's, and intervals prove."""
+    """Return what the paper's relaxation, CROWN's, and intervals prove at eps, and the counts of units, `[n]` each."""
     lin = proved(question, "crown", "parallel", stage)
     crown = proved(question, "crown", "adaptive", stage)
     ibp = proved(question, "ibp", "parallel", stage)
@@ -33,7 +33,7 @@ def bound(question: EvaluationQuestion, stage: Stage) -> Columns:
 
 
 def proved(question: EvaluationQuestion, method: str, relaxation: str, stage: Stage) -> Certificates:
-    """One method at eps."""
+    """Return what one method proves at eps."""
     return certify(
         question.network,
         question.x,
@@ -49,9 +49,10 @@ def proved(question: EvaluationQuestion, method: str, relaxation: str, stage: St
 
 
 def count_units(question: EvaluationQuestion, stage: Stage) -> Tensor | None:
-    """Unstable, active and inactive units of each sample by `crown`, `[n, 3]`; None unless all are piecewise linear.
+    """Return how many units of each sample `crown` shows to be unstable, active and inactive, `[n, 3]`.
 
-    Unstable: a bend lies strictly between the unit's bounds. Active: the unit stays right of its first bend.
+    A unit is unstable if its activation bends strictly between its bounds, and active if it stays right of the first
+    bend. The result is None unless all activations are piecewise linear.
     """
     graph = question.network.bind()
     ops = [graph.nodes[k].op for k in graph.activations]
@@ -71,6 +72,7 @@ def count_units(question: EvaluationQuestion, stage: Stage) -> Tensor | None:
 
 @torch.no_grad()
 def _count(graph: Graph, region: Region) -> Tensor:
+    """Return the counts of one batch, `[batch, 3]`."""
     (run,) = passes(graph, region, "crown", "parallel")
     run.prepare(graph.output)
     total = torch.zeros(len(region.x), 3, dtype=torch.long, device=region.x.device)
@@ -88,10 +90,10 @@ def _count(graph: Graph, region: Region) -> Tensor:
 
 
 def search(question: EvaluationQuestion, radius: Tensor, stage: Stage) -> Columns:
-    """The largest proved radius of each sample that is searched, and evaluations by strategy; NaN for the others.
+    """Return the largest proved radius of each searched sample, and the evaluations of each strategy; NaN for others.
 
-    The searches themselves are fast ones, as in the paper. What they find is then proved with all rounding covered,
-    in one evaluation at the radius found; `radius`, proved at eps, counts as well.
+    The searches leave out rounding errors, as the paper's do. One more evaluation, at the radius found, covers them.
+    The result is never below `radius`, which is proved at eps.
     """
     names = ("largest", *(f"evaluations_{name}" for name in SEARCHES))
     found = {name: torch.full((len(question),), torch.nan, dtype=torch.float64) for name in names}
@@ -118,7 +120,9 @@ def search(question: EvaluationQuestion, radius: Tensor, stage: Stage) -> Column
 
 
 def bisections(upper: float, tolerance: float) -> int:
-    """How often [0, upper] is halved until it is no wider than the tolerance: the cost of bisection, whatever it finds.
+    """Return how often [0, upper] is halved until it is no wider than the tolerance.
+
+    This is the cost of bisection for every sample.
 
     Examples:
         >>> bisections(0.4, 1e-4)
@@ -128,7 +132,7 @@ def bisections(upper: float, tolerance: float) -> int:
 
 
 def _searched(question: EvaluationQuestion, x: Tensor, y: Tensor, stage: Stage) -> list[Radii]:
-    """By `root` and by `envelope`."""
+    """Return the radii that the strategies `root` and `envelope` find."""
     ball, settings = question.ball.with_eps(question.settings.upper), question.settings
     search = RadiusSearch(
         Certifier(question.network, "crown", "parallel", rigorous=False), ball.at(x), settings.upper, settings.tolerance

@@ -1,4 +1,4 @@
-"""A slice of samples taken through all measurements, and slices on disk, so that what is measured is not lost."""
+"""Measurements of slices of samples, and the folder that keeps finished slices when an evaluation is interrupted."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from polycert.records.files import whole_file
 from polycert.runtime.execution import locked
 from polycert.runtime.limits import read_arrays
 
-SLICE = 1000  # samples: few enough to lose little, enough for attacks on the few that are not proved
+SLICE = 1000  # samples: few enough to lose little, and enough for full batches of attacks on unproved samples
 COLUMN, SECONDS = "column_", "seconds_"
 SEAL = "seal"
 
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """What was measured on some samples, as plain arrays."""
+    """The measurements of some samples as arrays."""
 
     columns: dict[str, np.ndarray]  # [n] each
     points: np.ndarray  # [n, *shape]: the nearest counterexample, NaN where there is none; one entry if not asked for
-    hits: np.ndarray  # [n, *shape]: a counterexample within eps where `attacked`
+    counterexamples: np.ndarray  # [n, *shape]: a counterexample within eps where `attacked`
     seconds: dict[str, float]
     resumed: dict[str, int] = field(default_factory=dict)  # what an earlier run had found already
 
@@ -45,7 +45,7 @@ class Measurements:
 
 
 def measure(question: EvaluationQuestion, stage: Stage) -> Measurements:
-    """All measurements of some samples."""
+    """Return all measurements of some samples."""
     seconds: dict[str, float] = {}
     with _clock(seconds, "bounds"):
         found = bound(question, stage)
@@ -53,16 +53,16 @@ def measure(question: EvaluationQuestion, stage: Stage) -> Measurements:
     with _clock(seconds, "search"):
         found |= search(question, found["radius"].cpu(), stage)
     with _clock(seconds, "attack"):
-        hits = attack_all(question, proved, stage)
+        attacks = attack_all(question, proved, stage)
     points = torch.full_like(question.x[:1], torch.nan)
     if question.settings.samples:
         with _clock(seconds, "nearing"):
-            known = torch.fmax(found["largest"].to(question.x.device), found["radius"])
-            nearest = smallest(question, hits, known, stage)
+            radius = torch.fmax(found["largest"].to(question.x.device), found["radius"])
+            nearest = smallest(question, attacks, radius, stage)
         found["attack_radius"], points = nearest.radius, nearest.points
-    found |= {"index": question.index, "proved": proved, "pgd": hits.pgd, "attacked": hits.attacked}
+    found |= {"index": question.index, "proved": proved, "pgd": attacks.pgd, "attacked": attacks.attacked}
     columns = {name: values.cpu().numpy() for name, values in found.items()}
-    return Measurements(columns, _plain(points), _plain(hits.points), seconds)
+    return Measurements(columns, _plain(points), _plain(attacks.points), seconds)
 
 
 def _plain(points: Tensor) -> np.ndarray:
@@ -71,29 +71,31 @@ def _plain(points: Tensor) -> np.ndarray:
 
 @contextmanager
 def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Put the time that the block takes into `seconds`."""
     begin = time.perf_counter()
     yield
     seconds[name] = time.perf_counter() - begin
 
 
 def joined(parts: list[Measurements]) -> Measurements:
-    """Several slices as one; seconds and counts add up."""
+    """Return the measurements of several slices as one; seconds and counts add up."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     seconds = {name: sum(part.seconds[name] for part in parts) for name in parts[0].seconds}
-    points, hits = (np.concatenate(arrays) for arrays in zip(*((p.points, p.hits) for p in parts), strict=True))
+    points = np.concatenate([part.points for part in parts])
+    counterexamples = np.concatenate([part.counterexamples for part in parts])
     resumed = sum((Counter(part.resumed) for part in parts), Counter())
-    return Measurements(columns, points, hits, seconds, dict(resumed))
+    return Measurements(columns, points, counterexamples, seconds, dict(resumed))
 
 
 @dataclass(frozen=True)
 class MeasurementStore:
-    """Measured slices in a folder, each under the fingerprint of all that it depends on; None keeps nothing."""
+    """A folder of measured slices, each named by a fingerprint of all that it depends on; None keeps no slices."""
 
     folder: Path | None
 
     @contextmanager
     def locked(self, rank: int) -> Iterator[None]:
-        """Refuses a second process that does the same work."""
+        """Hold a lock, so that no second process does the same work."""
         if self.folder is None:
             yield
             return
@@ -101,7 +103,7 @@ class MeasurementStore:
             yield
 
     def measured(self, question: EvaluationQuestion, stage: Stage) -> Measurements:
-        """A slice from disk, or measured and written there."""
+        """Return the measurements of a slice from disk, or measure the slice and write it there."""
         if self.folder is None:
             return measure(question, stage)
         about = _fingerprint(question)
@@ -126,17 +128,23 @@ class MeasurementStore:
 
 
 def _flat(part: Measurements) -> dict[str, np.ndarray]:
+    """Return the measurements as the named arrays that a file holds."""
     seconds = {SECONDS + name: np.array(value) for name, value in part.seconds.items()}
-    return {**{COLUMN + k: v for k, v in part.columns.items()}, **seconds, "points": part.points, "hits": part.hits}
+    return {
+        **{COLUMN + k: v for k, v in part.columns.items()},
+        **seconds,
+        "points": part.points,
+        "hits": part.counterexamples,
+    }
 
 
 def _sealed(arrays: dict[str, np.ndarray], about: str) -> dict[str, Any]:
-    """With a checksum of the arrays and of what they are about."""
+    """Return the arrays with a checksum of them and of what they are about."""
     return {**arrays, SEAL: np.array(fingerprint(about, arrays))}
 
 
 def _read(path: Path, about: str) -> Measurements | None:
-    """A slice from disk; None, with a warning, if it is not as it was written, or about something else."""
+    """Return a slice from disk, or warn and return None if it is damaged or about something else."""
     try:
         arrays = read_arrays(path)
         seal = arrays.pop(SEAL)
@@ -152,7 +160,7 @@ def _read(path: Path, about: str) -> Measurements | None:
 
 
 def _fingerprint(question: EvaluationQuestion) -> str:
-    """Of the network, the ball, the settings and the samples; not of how they are batched."""
+    """Return the fingerprint of the network, the ball, the settings and the samples; batches do not matter."""
     with torch.no_grad():
         network = (question.network.bind(), question.network.bind(torch.float64))
     samples = (question.x, question.y, question.index, question.searched)
@@ -160,5 +168,5 @@ def _fingerprint(question: EvaluationQuestion) -> str:
 
 
 def slices(total: int) -> list[slice]:
-    """All samples in slices."""
+    """Return the slices of all samples, of `SLICE` samples each but for the last."""
     return [slice(begin, min(begin + SLICE, total)) for begin in range(0, total, SLICE)]
