@@ -22,7 +22,7 @@ STATUSES = ("certified", "partial", "unproved", "misclassified")
 
 
 def certify_command(options: CertifyOptions) -> None:
-    """Certify, save, summarise."""
+    """Certify the samples, save the records, and print a summary."""
     with usage():
         check_proof(options)
         asked = plan(options)
@@ -30,27 +30,27 @@ def certify_command(options: CertifyOptions) -> None:
 
     def ask(x: Tensor, y: Tensor | None, index: Tensor, progress: Advance) -> Certificates:
         found = certify(
-            job.network,
+            samples.network,
             x,
             y,
             ball,
             progress=progress,
-            **proof_settings(options, job),
+            **proof_settings(options, samples),
         )
         return replace(found, index=index)
 
     with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
-        job = prepare(options, ball, asked, options.method)
-        done = in_slices(job, bar, "certifying", ask, team)
+        samples = prepare(options, ball, asked, options.method)
+        done = in_slices(samples, bar, "certifying", ask, team)
     if not team.first:
         return
     certs = Certificates.join(done.parts)
     counts, figures = Counter(certs.status), certs.summary()
     rows = {
-        "clean error (CTE)": clean_error(job, figures["CTE"]),
+        "clean error (CTE)": clean_error(samples, figures["CTE"]),
         "certified robust error (CRE)": f"{figures['CRE']:.2f} %",
         "average certified bound (ACB)": f"{figures['ACB']:.5g}",
         **{status: str(counts[status]) for status in STATUSES},
         "eps": options.eps,
     }
-    finish(options, job, Finished(done.count, done.seconds), certs, rows | about_proof(options, asked))
+    finish(options, samples, Finished(done.count, done.seconds), certs, rows | about_proof(options, asked))

@@ -10,7 +10,7 @@ from polycert.report.page import check_page
 
 
 def report_command(options: ReportOptions) -> None:
-    """Read the records, write the page."""
+    """Read the records and write the page."""
     with usage():
         check_page(options.out)
     parts = [paper_module("claims").claims_part] if options.paper else []

@@ -15,7 +15,7 @@ from polycert.cli.options import ReproduceOptions
 
 
 def reproduce_command(options: ReproduceOptions) -> None:
-    """Run the command of the package about the paper."""
+    """Run the command, which is in the paper's package."""
     paper_module("command").reproduce_command(options)
 
 

@@ -1,4 +1,4 @@
-"""From options to a model and checked samples."""
+"""What commands about samples make of their options: a plan, a model, and checked samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,16 @@ from polycert.sets.ball import Ball
 
 @dataclass(frozen=True, eq=False)
 class CheckedSamples:
-    """What is asked of the library: samples that were checked, and their positions in the data set."""
+    """A network and samples that were checked, with their positions in the data set.
+
+    Attributes:
+        network: the model.
+        x, y: samples `[n, *input_shape]` and labels `[n]`; None without labels.
+        index: positions in the data set, `[n]`.
+        source: the name of the data set or file.
+        total: the number of samples in the source.
+        batch, threads: samples of a batch, and batches at work at once.
+    """
 
     network: Network
     x: Tensor
@@ -44,7 +53,7 @@ class CheckedSamples:
 
 
 class Plan(NamedTuple):
-    """What can be read off the options before any work."""
+    """The values of options that can be checked before any work is done."""
 
     norm: float
     low: float | None
@@ -55,7 +64,7 @@ class Plan(NamedTuple):
 
 
 def plan(options: RecordOptions) -> Plan:
-    """Check the options, and set threads and seed."""
+    """Check the options, set threads and seed, and return the options' values."""
     if (options.dataset is None) == (options.inputs is None):
         raise BadUsage("give either --dataset NAME or --inputs FILE")
     if options.dataset is not None and options.dataset not in data.NAMES:
@@ -80,7 +89,7 @@ def plan(options: RecordOptions) -> Plan:
 
 
 def check_proof(options: ProofOptions) -> None:
-    """What can be refused before torch does any work."""
+    """Raise `PolycertError` for an output file, method or relaxation that cannot be, before any work is done."""
     if options.out is not None:
         check_output(options.out)
     get_method(options.method)
@@ -88,7 +97,7 @@ def check_proof(options: ProofOptions) -> None:
 
 
 def prepare(options: RecordOptions, ball: Ball, plan: Plan, method: str = "crown") -> CheckedSamples:
-    """Load everything and check all samples, so that nothing is refused halfway."""
+    """Load the model and check all samples, so that none is refused halfway."""
     network = load_model(options.model, options.weights, plan.device)
     x, y, source = _read(options)
     chosen = option_values.positions(options.indices, len(x))[: options.limit]
@@ -106,20 +115,20 @@ def prepare(options: RecordOptions, ball: Ball, plan: Plan, method: str = "crown
     return CheckedSamples(network, inputs, labels, index, source, len(x), batch, plan.threads)
 
 
-def proof_settings(options: ProofOptions, job: CheckedSamples) -> dict[str, Any]:
-    """What every proof is told in the same way."""
+def proof_settings(options: ProofOptions, samples: CheckedSamples) -> dict[str, Any]:
+    """Return the keyword arguments that every proof takes in the same way."""
     return {
         "method": options.method,
         "relaxation": options.relaxation,
         "rigorous": not options.fast,
-        "batch_size": job.batch,
-        "threads": job.threads,
+        "batch_size": samples.batch,
+        "threads": samples.threads,
         "seed": options.seed,
     }
 
 
 def device(name: str) -> torch.device:
-    """A device that can do the arithmetic, or a clear error."""
+    """Return a device by name; raises `BadUsage` unless it can compute in float64."""
     try:
         return checked_device(name, torch.float64)
     except PolycertError as error:
@@ -127,13 +136,16 @@ def device(name: str) -> torch.device:
 
 
 def load_model(model: str, weights: Path | None, device: torch.device | str = "cpu") -> Network:
-    """A model as the command line names it."""
+    """Return a model by the name that the command line gives."""
     if ":" in model and not Path(model).exists():
-        sys.path.append(os.getcwd())  # a factory beside the user is found, and shadows nothing
+        sys.path.append(
+            os.getcwd()
+        )  # a factory in the working directory is found; as the last entry it shadows no other module
     return load(model, weights, device=device)
 
 
 def _read(options: RecordOptions) -> tuple[Tensor, Tensor | None, str]:
+    """Return samples, labels if there are any, and the name of their source."""
     if options.dataset is not None:
         found = data.load(options.dataset, "test", options.data_dir)
         return found.x, found.y, f"{found.name} ({found.split})"
@@ -147,7 +159,7 @@ def _read(options: RecordOptions) -> tuple[Tensor, Tensor | None, str]:
 
 
 def _numbers(array: np.ndarray, name: str) -> Tensor:
-    """Whole numbers as int64, others as they are, in the machine's byte order."""
+    """Return whole numbers as int64, and others in their type, in the machine's byte order."""
     kind = array.dtype.kind
     if kind not in "biuf" or array.dtype.itemsize > 8:
         raise PolycertError(f"the array {name} must hold real numbers of at most 64 bits, got {array.dtype}")

@@ -30,7 +30,7 @@ Report = Callable[[TrainingProgress], None]
 
 
 def train_command(options: TrainOptions) -> None:
-    """List, show, or train."""
+    """List the recipes, show one, or train by it."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if options.list_recipes:
         found = library()
@@ -53,7 +53,7 @@ def train_command(options: TrainOptions) -> None:
 
 
 def checked_recipe(options: RecipeOptions, *, writes: bool = True) -> tuple[Recipe, Path]:
-    """The recipe and the folder, with everything refused that can be before any work."""
+    """Return the recipe and the run's folder; raises `BadUsage` if an option is wrong, before any work is done."""
     if options.recipe is None:
         raise BadUsage("give a recipe: a .toml file, or a name that train --list shows")
     with usage():
@@ -67,7 +67,7 @@ def checked_recipe(options: RecipeOptions, *, writes: bool = True) -> tuple[Reci
 
 
 def device_and_memory(options: RecipeOptions) -> tuple[torch.device, int | None]:
-    """The device and the memory that may be used; sets the threads."""
+    """Return the device and the memory that may be used, and set the threads."""
     with usage():
         found = device(options.device), option_values.size(options.memory)
     if options.threads is not None:
@@ -76,7 +76,7 @@ def device_and_memory(options: RecipeOptions) -> tuple[torch.device, int | None]
 
 
 def _continued(options: TrainOptions) -> TrainOptions:
-    """A run to be resumed brings its own recipe, unless one is given."""
+    """Return the options with the recipe of the run that is resumed, unless one is given."""
     if options.recipe is not None or options.run_dir is None or not options.resume:
         return options
     return replace(options, recipe=str(RunFolder(options.run_dir).recipe))
@@ -91,6 +91,7 @@ def _silent(remark: str) -> None:
 
 
 def _interrupted(run: Run) -> None:
+    """Say what is kept after Ctrl-C, and end the command."""
     if run.processes.first:
         done = "nothing was finished" if not run.folder.started else "--resume continues after the last epoch"
         tell(f"interrupted: {done}", style="yellow")
@@ -109,7 +110,10 @@ def _errors(row: dict[str, Any]) -> str:
 
 @contextmanager
 def _reporting(options: TrainOptions, recipe: Recipe, team: Processes) -> Iterator[Report]:
-    """By the first process: a bar on a terminal, a line per epoch elsewhere, and TensorBoard if asked for."""
+    """Yield a report for training: a bar on a terminal, a line for each epoch elsewhere, TensorBoard if asked for.
+
+    Only the first process reports.
+    """
     reports: list[Report] = []
     quiet = options.quiet or not team.first
     if team.first and options.tensorboard and options.run_dir is not None:
@@ -121,6 +125,7 @@ def _reporting(options: TrainOptions, recipe: Recipe, team: Processes) -> Iterat
 
 
 def _advance(bar: Progress, recipe: Recipe) -> Report:
+    """Return a report that moves the bar."""
     errors = ""
 
     def report(moment: TrainingProgress) -> None:
@@ -139,6 +144,8 @@ def _advance(bar: Progress, recipe: Recipe) -> Report:
 
 
 def _all(reports: list[Report]) -> Report:
+    """Return a report that calls all of these."""
+
     def report(moment: TrainingProgress) -> None:
         for one in reports:
             one(moment)
@@ -147,6 +154,8 @@ def _all(reports: list[Report]) -> Report:
 
 
 def _line(recipe: Recipe) -> Report:
+    """Return a report that prints a line for each epoch."""
+
     def report(moment: TrainingProgress) -> None:
         if moment.metrics is not None:
             row = moment.metrics
@@ -157,14 +166,14 @@ def _line(recipe: Recipe) -> Report:
 
 
 def _tensorboard(folder: Path) -> Report:
-    """A report that writes each epoch's metrics into `folder`."""
+    """Return a report that writes each epoch's metrics into `folder` for TensorBoard."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise PolycertError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
 
     @cache
-    def writer() -> Any:  # makes the folder: not before a first epoch is done
+    def writer() -> Any:  # makes its folder when the first epoch is done
         return SummaryWriter(str(folder / "tensorboard"))
 
     def report(moment: TrainingProgress) -> None:

@@ -17,7 +17,7 @@ from polycert.training.tune import Trial, grid, tune, variants
 
 
 def tune_command(options: TuneOptions) -> None:
-    """Train every combination, then rank them."""
+    """Train every combination of values, and print them in order of their errors."""
     recipe, folder = checked_recipe(options)
     with usage():
         grids = [grid(text, log=True) for text in options.log or ()]

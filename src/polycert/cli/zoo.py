@@ -18,7 +18,7 @@ SHORT = [figure.key for figure in FIGURES.values() if figure.short]
 
 
 def zoo_command(options: ZooOptions) -> None:
-    """List, show or add."""
+    """List the models, show one, or add one."""
     if options.add is not None:
         if not options.add.is_dir():
             raise BadUsage(f"--add: there is no folder {str(options.add)!r}")
@@ -43,7 +43,7 @@ def _list() -> None:
         record = zoo.entry(name).record
         facts = [_text(record.get(fact)) for fact in FACTS]
         table.add_row(name, *facts, *(_text(record.get(figure)) for figure in SHORT))
-    # A terminal that is too narrow wraps lines; rich would cut names and figures off.
+    # In a narrow terminal the lines wrap; at its width, rich would cut names and figures off.
     needed = Console(width=ENDLESS).measure(table).maximum
     Console(highlight=False, width=max(Console().width, needed)).print(table)
 
