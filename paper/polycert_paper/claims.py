@@ -1,4 +1,4 @@
-"""The paper's claims, checked: each one against the records at hand, or the command that would make them."""
+"""The paper's claims: checks of each against records, commands that make missing records, and a part of the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOLDS, PARTLY, FAILS, OPEN = "holds", "holds in part", "does not hold", "not mea
 
 
 class Evidence(NamedTuple):
-    """What records show, whether it agrees with the claim (None: it says nothing), and the files it is from."""
+    """What records show, whether it agrees with the claim (None if it cannot tell), and the files it is from."""
 
     text: str
     agrees: bool | None
@@ -30,7 +30,7 @@ Check = Callable[[Sequence[ReportedModel]], Iterator[Evidence]]
 
 
 class Finding(NamedTuple):
-    """All evidence about a claim, and what to run for more (backticks around commands)."""
+    """The verdict on a claim, all evidence, and what to run for more (commands are between backticks)."""
 
     verdict: str
     evidence: tuple[Evidence, ...]
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
     @property
     def sources(self) -> list[str]:
-        """The files, each once."""
+        """The files of the evidence, each once."""
         return list(dict.fromkeys(source for item in self.evidence for source in item.sources))
 
 
@@ -51,22 +51,22 @@ class Claim:
     parts: tuple[tuple[Check, str], ...]
 
     def judge(self, runs: Sequence[ReportedModel]) -> Finding:
-        """Holds only if every part of the claim was measured and everything agrees."""
+        """Return the verdict on the claim: it holds only if every part was measured and all evidence agrees."""
         found = [(tuple(check(runs)), needs) for check, needs in self.parts]
         evidence = tuple(item for items, _ in found for item in items)
         missing = [needs for items, needs in found if all(item.agrees is None for item in items)]
-        outcomes = [item.agrees for item in evidence if item.agrees is not None]
-        if not outcomes:
+        agreements = [item.agrees for item in evidence if item.agrees is not None]
+        if not agreements:
             verdict = OPEN
-        elif not any(outcomes):
+        elif not any(agreements):
             verdict = FAILS
         else:
-            verdict = HOLDS if all(outcomes) and not missing else PARTLY
+            verdict = HOLDS if all(agreements) and not missing else PARTLY
         return Finding(verdict, evidence, " ".join(missing))
 
 
 def kw_with_attacks(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """KW + at against KW: certified error, and error under attacks where both have it."""
+    """Compare KW + at with KW: certified error, and error under attacks where both have it."""
     for setting, group in settings(runs):
         for kw, both in pairs(group, "kw", "kw+at"):
             for key in ("PGD", "PGD_strong", "CRE_Lin"):
@@ -77,7 +77,7 @@ def kw_with_attacks(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
 
 
 def partial_bounds(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """Samples of CIFAR-10 with a radius between 0 and eps: what all-or-nothing methods miss."""
+    """Count samples of CIFAR-10 with a radius between 0 and eps, which all-or-nothing methods miss."""
     for run in runs:
         frame = run.samples
         if run.fact("dataset") != "cifar10" or str(run.fact("norm")) != "inf" or frame is None:
@@ -91,7 +91,7 @@ def partial_bounds(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
 
 
 def overhead(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """Time of the distances on top of the bounds; the paper measured CIFAR-10 networks, others are told only."""
+    """Compare the time of the distances with that of the bounds; only CIFAR-10 networks count, as in the paper."""
     for run in runs:
         if has(run, "PEC_overhead"):
             found, dataset = value(run, "PEC_overhead"), run.fact("dataset")
@@ -100,7 +100,7 @@ def overhead(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
 
 
 def search_saves(architecture: str, claimed: float) -> Check:
-    """Evaluations of the envelope's search against bisection's, on all models of an architecture."""
+    """Return a check that compares the search by envelopes with bisection, on all models of an architecture."""
 
     def check(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
         seen = [run for run in runs if has(run, "T_bisection") and has(run, "T_envelope")]
@@ -123,14 +123,14 @@ def _saved(run: ReportedModel, key: str) -> float:
 
 
 def few_samples(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """PER with a small sub-sample against a large one, all else equal."""
+    """Compare PER with a small sub-sample to PER with a large one, all else equal."""
     for small, large, key in subsampled([run for run in runs if "per" in method_of(run)]):
         near = difference(small, large, key) <= 0 or value(small, key) - value(large, key) <= 1
         yield Evidence(subsample_line(small, large, key), near, (str(small.path), str(large.path)))
 
 
 def few_samples_hurt(method: str) -> Check:
-    """A method on CIFAR-10: a small sub-sample against a large one."""
+    """Return a check that compares a small sub-sample with a large one, for a method on CIFAR-10."""
 
     def check(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
         chosen = [run for run in runs if run.fact("dataset") == "cifar10" and method_of(run) == method]
@@ -142,7 +142,7 @@ def few_samples_hurt(method: str) -> Check:
 
 
 def few_iterations(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """How many rounds Algorithm 1 takes until nothing leaves the box."""
+    """Count the iterations of Algorithm 1 until no coordinate leaves the box."""
     for run in runs:
         counts = run.record.get("iterations")
         if isinstance(counts, dict) and counts:
@@ -154,7 +154,7 @@ def few_iterations(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
 
 
 def parameter_norms(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """KW's parameters against C-PER+at's in the same setting."""
+    """Compare the norms of the parameters of KW and of C-PER+at in the same setting."""
     for setting, group in settings([run for run in runs if has(run, "parameter_norm")]):
         for kw, per in pairs(group, "kw", "c-per+at"):
             kw_norm, per_norm = value(kw, "parameter_norm"), value(per, "parameter_norm")
@@ -239,7 +239,7 @@ CLAIMS = (
 
 
 def claims_part(runs: Sequence[ReportedModel]) -> PagePart:
-    """A table with a line for each claim, judged by the records of these runs."""
+    """Return a part of the report with a line for each claim and the verdict of these runs' records."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     claims = [(claim, claim.judge(runs)) for claim in CLAIMS]
     content = environment.from_string(_asset("claims.html")).render(claims=claims, commands=_commands)
@@ -247,7 +247,7 @@ def claims_part(runs: Sequence[ReportedModel]) -> PagePart:
 
 
 def _commands(text: str) -> Markup:
-    """Text with what stands between backticks as code."""
+    """Return a text as HTML, in which backticks mark code."""
     parts = text.split("`")
     return Markup("").join(Markup("<code>{}</code>").format(part) if k % 2 else part for k, part in enumerate(parts))
 

@@ -36,7 +36,7 @@ def _as_counted(figures: dict[str, Figure]) -> dict[str, Figure]:
 
 
 class Figures(BaseModel):
-    """The figures of a record: errors in per cent, radii in input units; what was not computed is not there."""
+    """The figures of a record that were measured: errors in per cent, radii in input units."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -65,7 +65,7 @@ class Training(BaseModel):
 
 
 class Record(Figures):
-    """One evaluated network."""
+    """The record of an evaluated network."""
 
     model: str = ""
     dataset: str
@@ -81,7 +81,7 @@ class Record(Figures):
     limits: dict[str, int] = {}
 
     def of(self, setting: Setting, method: str) -> bool:
-        """Whether it belongs to this row."""
+        """Return whether the record belongs to a row."""
         mine = (self.dataset, self.architecture.lower(), self.activation, self.norm, self.method.lower())
         row = (setting.dataset, setting.architecture, setting.activation, setting.norm, method)
         return mine == row and math.isclose(self.eps, setting.radius, rel_tol=1e-6)
@@ -92,20 +92,20 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of records; what is not there is simply missing."""
+    """A folder of records."""
 
     folder: Path
 
     def records(self, part: str) -> dict[str, Record]:
-        """The records of one subfolder, by file name without its ending."""
+        """Return the records of a subfolder, by file name without its ending."""
         return self.read(part, Record)
 
     def read(self, part: str, kind: type[Model]) -> dict[str, Model]:
-        """The files of one subfolder, checked."""
+        """Return the files of a subfolder as models of one kind, by file name without its ending."""
         return {path.stem: _checked(path, kind) for path in sorted((self.folder / part).glob("*.json"))}
 
     def row(self, part: str, setting: Setting, method: str) -> Record | None:
-        """The record that is named after a row; what it says must fit its name."""
+        """Return the record that is named after a row, or None; raises `PolycertError` if its content does not fit."""
         path = self.folder / part / f"{setting.name}-{method}.json"
         if not path.is_file():
             return None
@@ -119,6 +119,7 @@ class Store:
 
 
 def _checked(path: Path, kind: type[Model]) -> Model:
+    """Return a file's content as a model; raises `PolycertError` if it does not fit."""
     try:
         return kind.model_validate(read_object(path))
     except ValidationError as error:

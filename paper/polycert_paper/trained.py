@@ -1,4 +1,4 @@
-"""What was trained here: for each record the command, how long it took, and its main figures beside the paper's."""
+"""The table of networks trained here: the command, the time it took, and the main figures beside the paper's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTES = (
 
 
 def trained_table(store: Store) -> Table:
-    """Every record that knows its training, in the order of the paper's tables."""
+    """Return the table of every record that holds its training, in the order of the paper's tables."""
     lines = [line for layout in LAYOUTS.values() for line in _lines(layout, store)]
     columns = [TableColumn(name, compared=False) for name in ("seed", "epochs", "minutes", "CPU minutes")]
     columns += [TableColumn(HEADINGS[figure].title) for figure in FIGURES]

@@ -19,12 +19,12 @@ INTERVALS = {"lower ≤ upper ≤ 0": (-3.0, -0.8), "lower < 0 < upper": (-2.0, 
 
 
 def relu_picture() -> Picture:
-    """Figure 6."""
+    """Return Figure 6, for ReLU."""
     return _picture("figure6", "ReLU between two lines of one slope", Relu(()), "ReLU", "relu(z)")
 
 
 def sigmoid_picture() -> Picture:
-    """Figure 7."""
+    """Return Figure 7, for sigmoid."""
     sigmoid = Tanh((), shift=0.5, outer=0.5, inner=0.5)
     return _picture("figure7", "sigmoid between two lines of one slope", sigmoid, "sigmoid", "sigmoid(z)")
 
@@ -55,7 +55,7 @@ def _draw(axes: Axes, activation: Activation, ends: tuple[float, float], formula
     axes.fill_between(inside, low, high, color=PEC_COLOUR, alpha=0.15, linewidth=0, label="relaxation")
     axes.plot(z, activation.forward(z), color="0.2", linewidth=2, label=formula)
     axes.plot(inside, low, color=PEC_COLOUR, linewidth=2.4, label="lower line")
-    # Dashed and on top, so that both lines show where they are one.
+    # The upper line is dashed and on top, so that both lines show where they coincide.
     axes.plot(inside, high, color=LIN_COLOUR, linewidth=1.6, linestyle=(0, (4, 3)), label="upper line")
     for end in ends:
         axes.axvline(end, color="0.7", linewidth=0.8, linestyle=":")

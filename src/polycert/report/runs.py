@@ -1,4 +1,4 @@
-"""What a report is made of: records, the files beside them, and the folders of trained models."""
+"""The input of a report: records, the files beside them, and the folders of trained models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class ReportedModel:
-    """A model with all that is known about it.
+    """A model with all that its files say about it.
 
     Attributes:
         name: what the page calls it.
@@ -58,16 +58,16 @@ class ReportedModel:
 
     @property
     def about_model(self) -> bool:
-        """Whether there is more than single measurements for the claims, such as those of benchmarks/claims.py."""
+        """Whether it was trained or evaluated; a record of benchmarks/claims.py alone only serves the claims."""
         return "CTE" in self.record or self.samples is not None or bool(self.metrics) or bool(self.recipe)
 
     def fact(self, key: str) -> Any:
-        """A value of the record, else of the recipe; None where neither has it."""
+        """Return a value of the record, or else of the recipe; None if neither has it."""
         return self.record.get(key, self.recipe.get("target" if key == "eps" else key))
 
 
 def gather(paths: Iterable[Path]) -> list[ReportedModel]:
-    """The runs that `paths` (records, run folders, folders of either) hold, each once, in the order given."""
+    """Return the runs in `paths` (records, run folders, folders of either), each once, in the order given."""
     found: dict[Path, ReportedModel] = {}
     for path in paths:
         if not path.exists():
@@ -98,7 +98,7 @@ def _of_file(path: Path) -> Iterator[ReportedModel]:
 
 
 def _of_folder(folder: Path) -> Iterator[ReportedModel]:
-    """The runs of a folder and of those below it."""
+    """Yield the runs of a folder and of the folders below it."""
     run = RunFolder(folder)
     if run.trained:
         yield from _of_training(run)
@@ -113,7 +113,7 @@ def _of_folder(folder: Path) -> Iterator[ReportedModel]:
 
 
 def _of_training(run: RunFolder) -> Iterator[ReportedModel]:
-    """One run per record of the folder; the training alone if it has none."""
+    """Yield one run for each record of a training's folder, or the training alone if it has no record."""
     recipe, metrics = run.read_recipe(), finite(run.read_metrics())
     records = [(path, content) for path in sorted(run.path.glob("*.json")) if _is_record(content := read_json(path))]
     if not records:
@@ -139,13 +139,14 @@ def _with_files(
 
 
 def _is_record(content: Any) -> bool:
+    """Return whether a JSON value is a record of `polycert evaluate`."""
     if not isinstance(content, dict) or not all(key in content for key in RECORD_KEYS):
         return False
     return isinstance(content["eps"], int | float) and isinstance(content["n"], int)
 
 
 def read_samples(path: Path) -> pd.DataFrame | None:
-    """The file with one line per sample, checked; None if there is none."""
+    """Return the file with one line for each sample; None if there is none. Raises `PolycertError` if it is damaged."""
     if not path.is_file():
         return None
     try:
@@ -165,12 +166,12 @@ def read_samples(path: Path) -> pd.DataFrame | None:
 
 
 def flag(frame: pd.DataFrame, name: str) -> pd.Series[bool]:
-    """A column of yes and no; what is not known counts as no."""
+    """Return a column as bool; values that are missing count as False."""
     return pd.to_numeric(frame[name], errors="coerce").astype("float64").eq(1.0)
 
 
 def read_examples(path: Path) -> Examples | None:
-    """The file with samples as arrays, checked; None if there is none."""
+    """Return the file with samples as arrays; None if there is none. Raises `PolycertError` if it is damaged."""
     if not path.is_file():
         return None
     try:
