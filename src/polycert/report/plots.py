@@ -24,7 +24,7 @@ _METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"D
 
 
 class Phases(NamedTuple):
-    """The phases of one sample, `[points]` each: eps of balls, certified radii, and whether these are the whole balls."""
+    """The phases of one sample, `[points]` each: eps of balls, certified radii, whether the whole ball is certified."""
 
     eps: np.ndarray
     radius: np.ndarray
