@@ -88,6 +88,7 @@ def peak_memory(work: Callable[[], object]) -> float | None:
 
 
 def _status(file: Path, key: str) -> int:
+    """Return a figure of the process's status, in kilobytes."""
     return int(next(line for line in file.read_text().splitlines() if line.startswith(key)).split()[1])
 
 

@@ -36,6 +36,7 @@ def bound_flops(graph: Graph, method: str) -> int:
 
 
 def _fan_in(op: object) -> int:
+    """Return how many inputs an output of the op depends on; 0 if the op has no weights."""
     if isinstance(op, MatMul):
         return int(op.weight.shape[1])
     return int(op.weight[0].numel()) if isinstance(op, Conv2d) else 0

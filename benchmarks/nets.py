@@ -88,6 +88,7 @@ def _with_statistics(module: nn.Module) -> nn.Module:
 
 
 def _inputs(shape: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
+    """Return the first inputs and labels of the data set of a shape; random ones if there is no CIFAR-10."""
     if shape == MNIST:
         sample = pc.data.load("mnist-sample", "test")
         return sample.x[:count], sample.y[:count]

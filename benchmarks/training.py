@@ -3,7 +3,7 @@
 Usage: python benchmarks/training.py [--steps 10] [--repeat 5] [--cnn]
 
 The column `bare` is the loss, its gradient and a step of Adam on one batch of 100. The column `trainer` is the same
-step by `polycert train`, with its draws, schedules, clipping and averaging. The column `epoch` is the share of a step in
+step by `polycert train`, with its draws, schedules, clipping and averaging. The column `epoch` is a step's share of
 an epoch's order, validation and checkpoint.
 """
 

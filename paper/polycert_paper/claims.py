@@ -119,6 +119,7 @@ def search_saves(architecture: str, claimed: float) -> Check:
 
 
 def _saved(run: ReportedModel, key: str) -> float:
+    """Return the per cent of the evaluations of bisection that a search saves."""
     return 100 * (1 - value(run, key) / value(run, "T_bisection"))
 
 
@@ -163,6 +164,7 @@ def parameter_norms(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
 
 
 def _train_twice(recipe: str, few: int, many: int) -> str:
+    """Return the commands that train a recipe with two sub-samples."""
     return (
         f"Run `polycert train {recipe} --set subsample={few} --run-dir runs/{recipe}-{few}` and the same with "
         f"`subsample={many}` and `runs/{recipe}-{many}`, and give both folders to the report."
@@ -253,4 +255,5 @@ def _commands(text: str) -> Markup:
 
 
 def _asset(name: str) -> str:
+    """Return the text of a file of this package."""
     return (resources.files("polycert_paper") / name).read_text(encoding="utf-8")

@@ -88,6 +88,7 @@ def _write_table(table: Table, folder: Path, *, whole: bool) -> Iterator[Path]:
 
 
 def _write_picture(picture: Picture, folder: Path) -> Iterator[Path]:
+    """Write a figure in both formats, if there is one; yields the paths."""
     for ending in (".png", ".svg"):
         if picture.figure is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +97,7 @@ def _write_picture(picture: Picture, folder: Path) -> Iterator[Path]:
 
 
 def _write_text(path: Path, text: str) -> Path:
+    """Write a text file, whole or not at all; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as name:
         name.write_text(text, encoding="utf-8", newline="\n")

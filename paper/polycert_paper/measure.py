@@ -144,6 +144,7 @@ def _stored(path: Path) -> np.ndarray:
 
 
 def _searched(found: Origin, settings: Settings) -> np.ndarray:
+    """Return the largest certified radius of each sample by a search, `[n]`."""
     test = data.load(found.dataset, "test", settings.data_dir)
     result = largest_radius(
         _network(found),

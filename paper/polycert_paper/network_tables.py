@@ -93,18 +93,22 @@ class _Row:
         return f" ({', '.join(short)})" if short else ""
 
     def _line(self, source: str, cells: tuple[TableCell, ...]) -> TableLine:
+        """Return a line of the table for this row."""
         mark = " †" if self.method in printed_figures.LEAKED else ""
         return TableLine(self.setting.title, f"{printed_figures.method_name(self.method)}{mark}", source, cells)
 
     def _cells(self, figures: Figures) -> tuple[TableCell, ...]:
+        """Return a cell for each figure of the table."""
         return tuple(self._cell(figure, figures) for figure in self.layout.figures)
 
     def _cell(self, figure: str, figures: Figures) -> TableCell:
+        """Return the cell of one figure."""
         value = value_of(figures, figure)
         text = "" if value is None else rounded(value, HEADINGS[figure].digits)
         return compared(text, self.printed.get(figure, ""))
 
     def _intervals(self, record: Record) -> tuple[TableCell, ...]:
+        """Return a cell with the 95 % interval of each figure."""
         pairs = ((record.intervals.get(figure), HEADINGS[figure].digits) for figure in self.layout.figures)
         return tuple(TableCell() if pair is None else TableCell(rounded(pair, digits)) for pair, digits in pairs)
 

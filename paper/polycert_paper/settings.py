@@ -66,6 +66,7 @@ def settings(names: Iterable[str]) -> dict[str, Setting]:
 
 
 def _setting(name: str, values: dict[str, Any]) -> Setting:
+    """Return a setting from a recipe's values."""
     return Setting(
         name=name,
         dataset=values["dataset"],

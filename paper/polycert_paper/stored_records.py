@@ -20,6 +20,7 @@ RELEASED = "released"
 
 
 def _real(value: float) -> float:
+    """Return the value; raises `ValueError` unless it is finite."""
     if not math.isfinite(value):
         raise ValueError(f"must be finite, got {value}")
     return value
@@ -29,6 +30,7 @@ Real = Annotated[float, AfterValidator(_real)]
 
 
 def _as_counted(figures: dict[str, Figure]) -> dict[str, Figure]:
+    """Return the figures; raises `ValueError` if one is an interval and should not be, or the other way round."""
     for key, value in figures.items():
         if isinstance(value, tuple) != FIGURES[key].group.kind.pair:
             raise ValueError(f"{key} must be {'one number' if isinstance(value, tuple) else '[lower, upper]'}")
@@ -46,7 +48,7 @@ class Figures(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _gathered(cls, content: Any) -> Any:
-        """A record has its figures beside its other entries."""
+        """Return the content with its figures gathered in one entry; a record holds them beside its other entries."""
         if not isinstance(content, dict):
             return content  # which is refused with a sentence
         found = {key: content[key] for key in FIGURES if content.get(key) is not None}

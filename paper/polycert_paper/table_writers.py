@@ -46,6 +46,7 @@ def listed(missing: Sequence[Missing]) -> Iterator[str]:
 
 
 def _count(missing: Sequence[Missing]) -> str:
+    """Return how many records are missing, in words."""
     return f"{len(missing)} {'is' if len(missing) == 1 else 'are'} missing; made by"
 
 
@@ -106,6 +107,7 @@ WRITERS: dict[str, Callable[[Table], str]] = {".md": markdown, ".tex": latex, ".
 
 
 def _heads(table: Table) -> list[str]:
+    """Return the headings of all columns."""
     return [table.label, "source", *(column.heading for column in table.columns)]
 
 
@@ -118,18 +120,22 @@ def _once(lines: Iterable[TableLine]) -> Iterator[tuple[str, TableLine]]:
 
 
 def _shown(cell: TableCell) -> str:
+    """Return a cell as text, with its difference in brackets."""
     if not cell.value:
         return NOTHING
     return f"{cell.value} ({cell.difference})" if cell.difference else cell.value
 
 
 def _escaped(text: str) -> str:
+    """Return a text for a cell of Markdown."""
     return text.replace("|", r"\|").replace("*", r"\*")
 
 
 def _latex(text: str) -> str:
+    """Return a text for LaTeX."""
     return "".join(_LATEX.get(character, character) for character in text)
 
 
 def _latex_row(cells: Sequence[str]) -> str:
+    """Return a row of a LaTeX table."""
     return " & ".join(map(_latex, cells)) + r" \\"

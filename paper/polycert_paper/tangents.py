@@ -26,11 +26,13 @@ Formula = Callable[[np.float32, int], np.float32]
 
 
 def _printed_sigmoid(d: np.float32, sign: int) -> np.float32:
+    """Return the touching point of the sigmoid by the paper's formula."""
     one, two, four = np.float32(1), np.float32(2), np.float32(4)
     return np.float32(-np.log((-(two * d - one) - np.float32(sign) * np.sqrt(one - four * d)) / (two * d)))
 
 
 def _printed_tanh(d: np.float32, sign: int) -> np.float32:
+    """Return the touching point of tanh by the paper's formula."""
     one, two = np.float32(1), np.float32(2)
     return np.float32(np.log((-(d - two) + np.float32(sign) * two * np.sqrt(one - d)) / d) / two)
 
@@ -70,6 +72,7 @@ def tangent_table() -> Table:
 
 
 def _lines(curve: _Curve, sign: int) -> list[TableLine]:
+    """Return the three lines of a touching point."""
     steepest = curve.ours.outer * curve.ours.inner
     slopes = [np.float32(steepest * float(share)) for share in SHARES]
     exact = [_text(curve.exact(slope, sign)) for slope in slopes]
@@ -85,8 +88,10 @@ def _lines(curve: _Curve, sign: int) -> list[TableLine]:
 
 
 def _cell(point: str, exact: str) -> TableCell:
+    """Return a point's cell, with its difference from the exact point if it is finite."""
     return compared(point, exact) if Decimal(point).is_finite() else TableCell(point)
 
 
 def _text(value: float | Decimal) -> str:
+    """Return a number with the digits of the table."""
     return f"{value:.{DIGITS}f}"

@@ -30,6 +30,7 @@ def sigmoid_picture() -> Picture:
 
 
 def _picture(name: str, title: str, activation: Activation, word: str, formula: str) -> Picture:
+    """Return a figure with a panel for each kind of interval."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 3.0), layout="constrained")
         panels = figure.subplots(1, 3, sharex=True, sharey=True)
@@ -47,6 +48,7 @@ def _picture(name: str, title: str, activation: Activation, word: str, formula: 
 
 
 def _draw(axes: Axes, activation: Activation, ends: tuple[float, float], formula: str) -> None:
+    """Draw an activation and the lines around it on one interval."""
     lower, upper = (torch.tensor(end, dtype=torch.float64) for end in ends)
     lines = parallel(activation, Interval(lower, upper))
     z, inside = torch.linspace(-4, 4, 321, dtype=torch.float64), torch.linspace(*ends, 2, dtype=torch.float64)

@@ -56,6 +56,7 @@ class Histogram(BaseModel):
 
     @model_validator(mode="after")
     def _has_something(self) -> Histogram:
+        """Check that something was counted, and that the range is not empty."""
         if self.total < 1 or self.high <= self.low:
             raise ValueError("a histogram must have counts, and low < high")
         return self
@@ -146,6 +147,7 @@ def _picture(
 
 
 def _missing(name: str, setting: Setting, have: dict[str, Histogram]) -> tuple[Missing, ...]:
+    """Return the commands that measure the methods we lack."""
     rows = (f"{setting.name}-{method}" for method in LOOKS if method not in have)
     return tuple(
         Missing(

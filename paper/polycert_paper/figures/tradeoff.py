@@ -75,6 +75,7 @@ def _reference(store: Store, setting: Setting) -> tuple[str, dict[str, Any]]:
 
 
 def _draw(sweep: list[tuple[float, Record]], name: str, reference: dict[str, Any]) -> Figure:
+    """Draw the errors over gamma."""
     printed = printed_figures.printed(MAIN)[SETTING, METHOD]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.8), layout="constrained")
@@ -92,6 +93,7 @@ def _draw(sweep: list[tuple[float, Record]], name: str, reference: dict[str, Any
 
 
 def _missing(setting: Setting, gamma: str) -> Missing:
+    """Return the commands that train and evaluate one gamma."""
     run = f"{FOLDER}-gamma-{gamma}"
     train = setting.train(METHOD, f"--set gamma={gamma}", run=run)
     return Missing(run, f"{train} && {setting.evaluate(run, f'paper/results/{FOLDER}/{PREFIX}{gamma}.json')}")

@@ -32,6 +32,7 @@ class StoredCurve(BaseModel):
 
     @model_validator(mode="after")
     def _same_length(self) -> StoredCurve:
+        """Check that the three lists have the same length."""
         if not len(self.eps) == len(self.radius) == len(self.certified) > 1:
             raise ValueError("eps, radius and certified must be lists of one length above 1")
         return self

@@ -22,6 +22,7 @@ app = typer.Typer(
 
 
 def _version(wanted: bool) -> None:
+    """Print the version and end, if it is asked for."""
     if wanted:
         from polycert import __version__
 

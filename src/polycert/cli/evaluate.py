@@ -136,6 +136,7 @@ def _interrupted(options: EvaluateOptions) -> NoReturn:
 
 
 def _finish(options: EvaluateOptions, samples: CheckedSamples, found: Evaluation) -> None:
+    """Print the summary of an evaluation."""
     record = found.record
     if found.resumed and not options.quiet:
         counts = " and ".join(f"{count} {what}" for what, count in found.resumed.items())

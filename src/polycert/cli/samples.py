@@ -168,6 +168,7 @@ def _numbers(array: np.ndarray, name: str) -> Tensor:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays x and y of a file, as far as it has them."""
     if not path.is_file():
         raise PolycertError(f"there is no file {str(path)!r}")
     return read_arrays(path, ("x", "y"))

@@ -83,11 +83,12 @@ def _continued(options: TrainOptions) -> TrainOptions:
 
 
 def _warn(remark: str) -> None:
+    """Print a warning."""
     tell(f"warning: {remark}", style="yellow")
 
 
 def _silent(remark: str) -> None:
-    pass
+    """Print nothing, as processes after the first do."""
 
 
 def _interrupted(run: Run) -> None:
@@ -99,12 +100,14 @@ def _interrupted(run: Run) -> None:
 
 
 def _summary(run: Run, row: dict[str, Any]) -> str:
+    """Return a line about the run's result."""
     found = _errors(row)
     text = f"{run.recipe.epochs} epochs in {run.seconds:.0f} s"
     return f"{text}{', validation: ' if found else ''}{found}; model: {run.folder.model}"
 
 
 def _errors(row: dict[str, Any]) -> str:
+    """Return the validation errors of a row of metrics as text."""
     return ", ".join(f"{name} {row[key]:.2f} %" for key, name in VALIDATION.items() if key in row)
 
 

@@ -55,6 +55,7 @@ def tune_command(options: TuneOptions) -> None:
 
 
 def _print(found: list[Trial]) -> None:
+    """Print a table of trials."""
     table = Table("setting", "certified error", "clean error", box=box.SIMPLE)
     for trial in found:
         table.add_row(_set(trial), *map(_per_cent, trial.score))
@@ -62,8 +63,10 @@ def _print(found: list[Trial]) -> None:
 
 
 def _per_cent(error: float) -> str:
+    """Return an error as text."""
     return "diverged" if math.isinf(error) else f"{error:.2f} %"
 
 
 def _set(trial: Trial) -> str:
+    """Return the options that set the values of a trial."""
     return " ".join(f"--set {key}={value:g}" for key, value in trial.values.items())

@@ -111,6 +111,7 @@ def _save_counterexamples(verdicts: Verdicts, out: Path) -> None:
 
 
 def _summary(samples: CheckedSamples, verdicts: Verdicts, frame: pd.DataFrame) -> dict[str, str]:
+    """Return the rows of the summary."""
     lower, upper = verdicts.interval()
     counts = frame["status"].value_counts()
     wrong = 100 * float((frame["prediction"] != frame["label"]).mean())

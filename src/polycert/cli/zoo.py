@@ -36,6 +36,7 @@ def zoo_command(options: ZooOptions) -> None:
 
 
 def _list() -> None:
+    """Print a table of the models."""
     table = Table(box=box.SIMPLE)
     for title in ("model", *FACTS, *SHORT):
         table.add_column(title, justify="left" if title in ("model", *FACTS[:3]) else "right", no_wrap=True)
@@ -49,6 +50,7 @@ def _list() -> None:
 
 
 def _text(value: object) -> str:
+    """Return a value of a record as text."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

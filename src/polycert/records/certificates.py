@@ -56,6 +56,7 @@ class Certificates(SampleRecords):
         return tuple(self._status(k) for k in range(len(self)))
 
     def _status(self, k: int) -> str:
+        """Return the status of sample k."""
         if bool(self.certified[k]):
             return "certified"
         if int(self.prediction[k]) != int(self.label[k]):

@@ -18,6 +18,7 @@ from polycert.runtime.limits import parse_json, read_text
 
 
 def _write_json(frame: pd.DataFrame, path: Path) -> None:
+    """Write a frame as a list of objects, one for each row."""
     # Numbers are written as Python prints them and read back exactly: a radius must never be rounded up.
     rows = frame.to_dict(orient="records")
     path.write_text(json.dumps(finite(rows), indent=1) + "\n", encoding="utf-8")
@@ -100,6 +101,7 @@ def read_json(path: Path) -> Any:
 
 
 def _umask() -> int:
+    """Return the mask of permissions for new files."""
     current = os.umask(0)
     os.umask(current)
     return current

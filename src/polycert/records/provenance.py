@@ -31,6 +31,7 @@ def box_text(low: float | Array | None, high: float | Array | None) -> str:
 
 
 def _side_text(side: float | Array | None, unbounded: str) -> str:
+    """Return one side of the box as text."""
     if side is None:
         return unbounded
     least, most = torch.as_tensor(side, dtype=torch.float64).aminmax()

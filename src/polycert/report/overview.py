@@ -85,6 +85,7 @@ def _shares_of_record(record: Record) -> tuple[float, float, float] | None:
 
 
 def _values(record: Record, group: Group) -> list[Any]:
+    """Return the values of the figures of a group, None where the record lacks one."""
     return [record.get(figure.key) for figure in figures.of(group)]
 
 
@@ -133,6 +134,7 @@ def _sign(figure: Figure) -> str:
 
 
 def _training_cards(run: ReportedModel) -> list[dict[str, str]]:
+    """Return cards with the validation errors of a model that was not evaluated."""
     last = run.metrics[-1] if run.metrics else {}
     note = f"validation, epoch {last.get('epoch', '?')}"
     return [
@@ -178,6 +180,7 @@ def table(runs: Sequence[ReportedModel]) -> tuple[list[ReportColumn], list[Row]]
 
 
 def _records(run: ReportedModel) -> Iterator[tuple[str, Record]]:
+    """Yield a run's records for the table, each with a remark."""
     if run.record:
         yield "", run.record
     else:
@@ -193,6 +196,7 @@ def is_filled(value: Any) -> bool:
 
 
 def _cell(record: Record, column: ReportColumn) -> ReportCell:
+    """Return the cell of a record in a column."""
     value = record.get(column.key)
     intervals = record.get("intervals")
     interval = intervals.get(column.key) if isinstance(intervals, Mapping) else None
@@ -207,6 +211,7 @@ def is_pair(value: Any) -> bool:
 
 
 def _sortable(value: Any) -> str:
+    """Return the text by which the page sorts a value; of an interval, its upper end."""
     return str(value[1]) if is_pair(value) else "" if value is None else str(value)
 
 

@@ -125,6 +125,7 @@ def _curves(run: ReportedModel) -> dict[str, list[Any]]:
 
 
 def _short(value: Any) -> Any:
+    """Return a number to five digits; None for anything else."""
     return float(f"{value:.5g}") if isinstance(value, float) else value if isinstance(value, int) else None
 
 
@@ -148,10 +149,12 @@ def _missing(run: ReportedModel, drawn: bool) -> dict[str, str]:
 
 
 def _record_path(run: ReportedModel) -> Path:
+    """Return the path of the record of a run, which need not exist."""
     return run.path if run.record else RunFolder(run.path).record
 
 
 def _asset(name: str) -> str:
+    """Return the text of a file of the page."""
     return (resources.files("polycert.report") / "assets" / name).read_text(encoding="utf-8")
 
 

@@ -86,6 +86,7 @@ def gather(paths: Iterable[Path]) -> list[ReportedModel]:
 
 
 def _of_file(path: Path) -> Iterator[ReportedModel]:
+    """Yield the run of a record; raises `PolycertError` if the file is no record."""
     if path.suffix != ".json":
         raise PolycertError(f"records are .json files, got {path.name!r}: give the one that `polycert evaluate` wrote")
     content = read_json(path)
@@ -125,6 +126,7 @@ def _of_training(run: RunFolder) -> Iterator[ReportedModel]:
 def _with_files(
     path: Path, record: Record, metrics: Sequence[Record] = (), recipe: Record | None = None
 ) -> ReportedModel:
+    """Return a record with the files beside it."""
     training = record.get("training")
     own = training.get("metrics", ()) if isinstance(training, Mapping) else ()
     return ReportedModel(

@@ -58,10 +58,12 @@ def pictures(examples: Examples, samples: pd.DataFrame) -> dict[str, list[dict[s
 
 
 def _are_images(shape: tuple[int, ...]) -> bool:
+    """Return whether inputs of this shape are images."""
     return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
 
 
 def _entry(examples: Examples, rows: pd.DataFrame, k: int) -> dict[str, Any]:
+    """Return the pictures of example k, and what is known about it."""
     row = rows.loc[examples.index[k]]
     entry: dict[str, Any] = {"index": int(examples.index[k]), "input": data_uri(examples.inputs[k])}
     entry |= {name: _number(row[name]) for name in DETAILS if name in rows}
@@ -76,6 +78,7 @@ def _entry(examples: Examples, rows: pd.DataFrame, k: int) -> dict[str, Any]:
 
 
 def _number(value: Any) -> int | float | None:
+    """Return a number as JSON can hold it; None if it is missing."""
     if pd.isna(value) or not np.isfinite(float(value)):
         return None
     return int(value) if float(value).is_integer() else float(value)
@@ -131,6 +134,7 @@ def _steps(values: npt.NDArray[np.float64], digits: int, cut: str) -> npt.NDArra
 
 
 def _packed(steps: npt.NDArray[np.float64], known: npt.NDArray[np.bool_], digits: int) -> dict[str, Any]:
+    """Return whole steps as codes above their smallest, in as few bits as they need."""
     base = int(steps[known].min()) if known.any() else 0
     most = int(steps[known].max()) - base if known.any() else 0
     bits, kind = next(((bits, kind) for bits, kind in WIDTHS if most < 2**bits - 1), WIDTHS[-1])

@@ -96,6 +96,7 @@ class Ramp(Schedule):
 
     @model_validator(mode="after")
     def _ordered(self) -> Ramp:
+        """Check that the ramp begins before it ends."""
         if not self.begin < self.end:
             raise ValueError(f"begin must be before end, got {self.begin:g} and {self.end:g}")
         return self
@@ -171,6 +172,7 @@ class Points(Schedule):
 
     @model_validator(mode="after")
     def _paired(self) -> Points:
+        """Check that there is a value for each epoch, and that the epochs grow."""
         if len(self.values) != len(self.epochs):
             raise ValueError(f"there must be one value for each epoch, got {len(self.values)} and {len(self.epochs)}")
         if any(later <= earlier for earlier, later in pairwise(self.epochs)):
