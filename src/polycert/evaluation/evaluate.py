@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from polycert.evaluation.exact import ExactSettings, exact_verdicts
-from polycert.evaluation.measurements import Measurements, MeasurementStore, joined, slices
+from polycert.evaluation.measurements import Measurements, joined
 from polycert.evaluation.record import make_record
 from polycert.evaluation.settings import (
     EvaluationQuestion,
@@ -23,6 +23,7 @@ from polycert.evaluation.settings import (
     one_eps,
     usual_upper,
 )
+from polycert.evaluation.store import MeasurementStore, slices
 from polycert.graph import Network
 from polycert.records.evaluation import Evaluation, beside, check_record
 from polycert.runtime.execution import Processes

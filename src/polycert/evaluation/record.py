@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from polycert import __version__
-from polycert.evaluation.attacks import describe
 from polycert.evaluation.exact import ExactSettings
-from polycert.evaluation.measurements import Measurements
+from polycert.evaluation.measurements import Measurements, describe_attacks
 from polycert.evaluation.settings import EvaluationQuestion
 from polycert.graph import Network
 from polycert.graph.fingerprint import network_digest
@@ -31,7 +30,7 @@ def make_record(
     settings, ball, leak = question.settings, question.ball, about.get("test_leak")
     facts = {**about, "norm": norm_text(ball.norm), "eps": question.eps}
     record: dict[str, Any] = {name: facts[name] for name in FACTS if facts.get(name) is not None}
-    record["attack"] = describe(settings.steps, settings.restarts, settings.seed)
+    record["attack"] = describe_attacks(settings.steps, settings.restarts, settings.seed)
     record |= summary(whole.columns, question.eps)
     if leak is not None:
         clean = ~leaked(whole.columns["index"], leak)
