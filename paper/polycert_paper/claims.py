@@ -14,7 +14,7 @@ from polycert.report.page import PagePart
 from polycert.report.runs import ReportedModel, flag
 from polycert_paper.comparisons import difference, has, method_of, pairs, settings, subsample_line, subsampled, value
 
-ENOUGH = 1000  # samples from which a share is judged
+ENOUGH = 1000  # samples from which a share counts
 HOLDS, PARTLY, FAILS, OPEN = "holds", "holds in part", "does not hold", "not measured yet"
 
 
@@ -50,7 +50,7 @@ class Claim:
     measure: str
     parts: tuple[tuple[Check, str], ...]
 
-    def judge(self, runs: Sequence[ReportedModel]) -> Finding:
+    def check(self, runs: Sequence[ReportedModel]) -> Finding:
         """Return the verdict on the claim: it holds only if every part was measured and all evidence agrees."""
         found = [(tuple(check(runs)), needs) for check, needs in self.parts]
         evidence = tuple(item for items, _ in found for item in items)
@@ -243,7 +243,7 @@ CLAIMS = (
 def claims_part(runs: Sequence[ReportedModel]) -> PagePart:
     """Return a part of the report with a line for each claim and the verdict of these runs' records."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    claims = [(claim, claim.judge(runs)) for claim in CLAIMS]
+    claims = [(claim, claim.check(runs)) for claim in CLAIMS]
     content = environment.from_string(_asset("claims.html")).render(claims=claims, commands=_commands)
     return PagePart("claims", "The paper’s claims", Markup(content), _asset("claims.css"))
 

@@ -200,7 +200,7 @@ class Recipe(BaseModel):
         if self.select == "best" and not (self.validation and self.certified):
             raise ValueError("select: 'best' needs validation and certified to be above 0")
         self._check_ranges()
-        highest = self.eps.extremes(self.epochs)[1]
+        highest = self.eps.value_range(self.epochs)[1]
         if self.select == "best" and highest < self.target:
             raise ValueError(f"select: 'best' needs an eps that reaches the target {self.target:g}, got {highest:g}")
         return self
@@ -222,7 +222,7 @@ class Recipe(BaseModel):
             schedule = getattr(self, key)
             if schedule is None:
                 continue
-            low, high = schedule.extremes(self.epochs)
+            low, high = schedule.value_range(self.epochs)
             too_high = high > most or not math.isfinite(high)
             if too_high or low < least or (low == least and not closed):
                 top = " (the batch)" if key == "subsample" else ""

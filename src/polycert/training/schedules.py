@@ -39,7 +39,7 @@ class Schedule(BaseModel):
     def at(self, time: float) -> float:
         """Return the value at a time in epochs."""
 
-    def extremes(self, epochs: float) -> tuple[float, float]:
+    def value_range(self, epochs: float) -> tuple[float, float]:
         """Return the smallest and the largest value in a run; its very end is left out, since no step reaches it."""
         values = [self.at(time) for time in (0.0, *self.turns(epochs), epochs * (1 - 1e-9))]
         return min(values), max(values)
