@@ -72,7 +72,7 @@ def plan(options: RecordOptions) -> Plan:
     if options.data_dir is not None and not options.data_dir.is_dir():
         raise BadUsage(f"--data-dir: there is no folder {str(options.data_dir)!r}")
     if options.weights is not None and Path(options.model).exists():
-        raise BadUsage(f"--weights goes with package.module:function; {options.model!r} carries its own")
+        raise BadUsage(f"--weights goes with package.module:function; {options.model!r} has its own weights")
     # Batches side by side use the cores better than torch's own threads within one.
     threads = options.threads or torch.get_num_threads()
     torch.set_num_threads(1)

@@ -31,7 +31,7 @@ def verify_property(options: VerifyOptions) -> None:
     given = [name for name in refused if getattr(options, name) != getattr(VerifyOptions, name)]
     if given:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise BadUsage(f"a property speaks for itself: leave out {flags}")
+        raise BadUsage(f"a property determines the samples and the set: leave out {flags}")
     if model.suffix != ".onnx":
         raise BadUsage(f"a VNN-LIB property is about an .onnx file, got {options.model!r}")
     if not timeout > 0:
