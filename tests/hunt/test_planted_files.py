@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import polycert as pc
-from polycert.evaluation import measurements
+from polycert.evaluation import measurements, store
 from polycert.graph import fingerprint
 from polycert.graph.onnx import arithmetic, conv_pool, imported
 from polycert.graph.onnx.builder import CONVERTERS, known_ops
@@ -186,11 +186,11 @@ def test_a_missing_lock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slice_without_a_seal_is_found(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(path: Path, about: str) -> measurements.Measurements:
         arrays = read_arrays(path)
-        prefix = len(measurements.COLUMN)
-        columns = {name[prefix:]: held for name, held in arrays.items() if name.startswith(measurements.COLUMN)}
+        prefix = len(store.COLUMN)
+        columns = {name[prefix:]: held for name, held in arrays.items() if name.startswith(store.COLUMN)}
         return measurements.Measurements(columns, arrays["points"], arrays["hits"], {})
 
-    monkeypatch.setattr(measurements, "_read", read)
+    monkeypatch.setattr(store, "_read", read)
     monkeypatch.setattr(journals, "module", _other_module(journals.module))
     journals.network.cache_clear()
     try:
