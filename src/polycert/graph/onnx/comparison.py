@@ -18,7 +18,7 @@ from polycert.errors import PolycertError
 from polycert.graph.onnx.builder import Place, Trace
 from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
 from polycert.graph.onnx.program import Shape
-from polycert.graph.same_outputs import Close, close_to, noise_of, peak, run_alone, sizes_of, spread_out
+from polycert.graph.self_check import Close, close_to, noise_of, peak, run_alone, sizes_of, spread_out
 
 if TYPE_CHECKING:
     from polycert.graph.graph import Graph
