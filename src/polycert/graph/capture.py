@@ -18,7 +18,6 @@ from polycert.graph.arguments import check_read, check_repeatable
 from polycert.graph.batch_sizes import check_same, names_batch, scripted
 from polycert.graph.binding import CachedGraph, TensorLookup, keepable
 from polycert.graph.graph import Graph, Network, Node, append, prune
-from polycert.graph.in_place import refuse_changed_state
 from polycert.graph.self_check import RuledCall, check_alone, check_network, operands_of
 from polycert.graph.traced_program import (
     exported,
@@ -26,6 +25,7 @@ from polycert.graph.traced_program import (
     logits,
     needed_by_output,
     needed_calls,
+    refuse_changed_state,
     rounds_nothing,
     shape_of,
     variable_names,
