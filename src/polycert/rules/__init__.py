@@ -3,7 +3,6 @@
 from polycert.rules import (
     affine,
     arithmetic,
-    bilinear,
     bump,
     conv2d,
     conv_rules,
@@ -36,7 +35,6 @@ __all__ = [
     "Value",
     "affine",
     "arithmetic",
-    "bilinear",
     "bump",
     "conv2d",
     "conv_rules",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polycert.forms import Shape
 from polycert.rules.affine import Add, Elementwise, MatMul
-from polycert.rules.bilinear import product
+from polycert.rules.arithmetic import product
 from polycert.rules.examples import Example, Fn
 from polycert.rules.indexing import Concat, Pick, Reshape, places_of
 from polycert.rules.op import Decomposition, Op

@@ -26,8 +26,7 @@ from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
 from polycert.graph.onnx.shape_ops import permuted
 from polycert.rules import Op
 from polycert.rules.affine import Add, MatMul
-from polycert.rules.arithmetic import reduction
-from polycert.rules.bilinear import bilinear, product
+from polycert.rules.arithmetic import bilinear, product, reduction
 from polycert.rules.bump import Silu
 from polycert.rules.convex import Square
 from polycert.rules.maximum import larger

@@ -18,7 +18,7 @@ from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constan
 from polycert.graph.onnx.constant_folding import FLOAT_TYPES, axis_of, common_shape, scalar, spread
 from polycert.graph.onnx.program import OnnxCall, checked_shape
 from polycert.rules.affine import Add, Elementwise
-from polycert.rules.bilinear import softmax
+from polycert.rules.arithmetic import softmax
 from polycert.rules.bump import Gelu, TanhGelu
 from polycert.rules.convex import Elu, Square
 from polycert.rules.piecewise_linear import LeakyRelu, Relu
