@@ -1,7 +1,9 @@
-"""Whether a captured network computes what its module does: each call alone, and all of them together.
+"""Check whether a captured network computes what its module does: each call alone, and all of them together.
 
-The module's output tells little where units are off. Nothing can have switched off the operands that a call alone is
-given, and a call that mixes the samples of a batch shows at once.
+A unit that is off hides from the output what came before it. But nothing can switch off the operands that a call alone
+is given, and a call that mixes the samples of a batch shows at once.
+
+The last part decides whether two evaluations are equal up to rounding. ONNX files are compared with it, too.
 """
 
 from __future__ import annotations
@@ -22,17 +24,15 @@ from polycert.rules.op import Decomposition
 if TYPE_CHECKING:
     from polycert.graph.capture import CapturedNetwork
 
-SIZES = (4.0, 300.0, 1e8)  # of the entries of operands
-SINGLE = 4  # samples that the module is given one by one, and the first
-
-_FINISH = {"": Tensor.detach, "softmax": lambda z: z.softmax(-1), "log_softmax": lambda z: z.log_softmax(-1)}
-STEP = 2.0**-20  # of the sizes on the way: sixteen roundings of float32, in which most files compute
-LIBRARY = 2.0**-24  # what functions such as `log(exp(z) + 1)` lose near 0
-TIMES, RELATIVE = 8.0, 1e-5
+SIZES = (4.0, 300.0, 1e8)  # largest entries of the operands of a call
+SINGLE = 4  # samples that the module is given one by one, besides the first
+STEP = 2.0**-20  # rounding relative to the sizes on the way: sixteen roundings of float32, in which most files compute
+LIBRARY = 2.0**-24  # absolute error of functions such as `log(exp(z) + 1)` near 0
+TIMES, RELATIVE = 8.0, 1e-5  # outputs may differ by so many times the noise, and by this share of the largest one
 LEAST = 2.0**-149  # what underflow in float32 takes from a number
-SMALLEST = 1e-37  # underflow in float32
-LARGEST = 1e30  # beyond it, the other may overflow in float32
-LARGE = 10**8  # products from which on each evaluation takes its time
+SMALLEST = 1e-37  # numbers below underflow in float32
+LARGEST = 1e30  # values above may overflow in float32 on the way
+LARGE = 10**8  # a network with more products is compared at fewer points
 RANGES = [  # the ends between which the entries of a random input lie
     (0.0, 1.0),
     (-0.5, 0.5),
@@ -51,13 +51,14 @@ RANGES = [  # the ends between which the entries of a random input lie
     (-1e5, 1e5),
     (0.0, 1e6),
 ]
+_FINISH = {"": Tensor.detach, "softmax": lambda z: z.softmax(-1), "log_softmax": lambda z: z.log_softmax(-1)}
 
 
 # --- each call alone -------------------------------------------------------------------------------------------------
 
 
 class RuledCall(NamedTuple):
-    """A call of a traced program, and what a rule made of it."""
+    """A call of a traced program, and the op that a rule made of it."""
 
     call: fx.Node
     known: dict[str, Any]  # the program's constants by name
@@ -65,13 +66,13 @@ class RuledCall(NamedTuple):
     made: Op | Decomposition
 
     def graph(self, like: Tensor) -> tuple[Graph, tuple[int, ...]]:
-        """What the rule made as a graph whose first nodes are the operands; the places of its results."""
+        """Return what the rule made as a graph whose first nodes are the operands, and the places of its results."""
         nodes = [Node(f"operand {k}", None, (), _shape(node)) for k, node in enumerate(self.operands)]
         places = append(nodes, self.call.name, self.made, range(len(nodes)))
         return Graph(tuple(nodes), like.dtype, like.device), places
 
     def run(self, given: dict[fx.Node, Tensor]) -> list[Tensor]:
-        """The results of the call itself."""
+        """Return the results of the call itself."""
 
         def argument(node: fx.Node) -> Any:
             return given[node].clone() if node in given else self.known[node.name]
@@ -82,7 +83,7 @@ class RuledCall(NamedTuple):
 
 
 def operands_of(args: Any, variable: set[str]) -> Iterator[fx.Node]:
-    """The operands among a call's arguments that depend on the input, also inside lists."""
+    """Yield the nodes among a call's arguments that depend on the input, also inside lists."""
     for argument in args:
         if isinstance(argument, fx.Node) and argument.name in variable:
             yield argument
@@ -114,12 +115,12 @@ def check_alone(ruled: RuledCall, like: Tensor) -> None:
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
-    """The shape of a sample; a single number is a vector of one."""
+    """Return the shape of a sample; a single number is a vector of one."""
     return tuple(node.meta["val"].shape[1:]) or (1,)
 
 
 def _random(shape: tuple[int, ...], size: float, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers between -size and size."""
+    """Return random numbers between -size and size."""
     noise = torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device)
     return noise.mul_(2 * size).sub_(size)
 
@@ -137,8 +138,8 @@ def check_network(model: nn.Module, network: CapturedNetwork) -> bool:
         PolycertError: if they differ.
     """
     graph, watch = network.bind(), Watch()
-    points = spread_out(graph).to(graph.device, graph.dtype)
-    if graph.narrowed:  # the module computes with the longer numbers
+    points = comparison_points(graph).to(graph.device, graph.dtype)
+    if graph.narrowed:  # the module computes with the wider weights
         graph = network.bind(torch.float64)
     network.check_calls(graph.dtype)
     batches = [points[:1], points, *points[1:].split(1)[:: len(points) // SINGLE + 1]]
@@ -150,7 +151,9 @@ def check_network(model: nn.Module, network: CapturedNetwork) -> bool:
                 raise PolycertError(f"the model works for one size of batch only: {reason(error)}") from None
         if not isinstance(expected, Tensor):
             raise PolycertError(f"a network needs one tensor as its output, this one returns {type(expected).__name__}")
-        if len(batch) == 1 and expected.numel() == math.prod(network.output_shape):  # `squeeze` may have taken it away
+        if len(batch) == 1 and expected.numel() == math.prod(
+            network.output_shape
+        ):  # `squeeze` may have removed the batch
             expected = expected.reshape(1, *network.output_shape)
         if expected.shape != (len(batch), *network.output_shape):
             raise PolycertError(
@@ -168,8 +171,8 @@ def check_network(model: nn.Module, network: CapturedNetwork) -> bool:
     return watch.asked
 
 
-def spread_out(graph: Graph) -> Tensor:
-    """Random inputs of the sizes in `RANGES`, then 0 and two with a single entry; fewer for a large network."""
+def comparison_points(graph: Graph) -> Tensor:
+    """Return random inputs of the sizes in `RANGES`, then 0 and two with a single entry; fewer for a large network."""
     generator = torch.Generator().manual_seed(0)
     ranges = torch.tensor(RANGES if _work(graph) <= LARGE else RANGES[::4], dtype=torch.float64)
     low, high = ranges.reshape(-1, 2, *(1,) * len(graph.input_shape)).unbind(1)
@@ -182,23 +185,23 @@ def spread_out(graph: Graph) -> Tensor:
 
 
 def _work(graph: Graph) -> int:
-    """Products in one evaluation of the graph, roughly."""
+    """Return about how many products one evaluation of the graph takes."""
     return sum(max(op.forward_terms, 1) * math.prod(op.out_shape) for op in graph.linear.values())
 
 
 def agrees(graph: Graph, x: Tensor, expected: Tensor, finish: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Whether the graph's outputs are the `expected` ones `[n, ...]`, for those samples that can be compared.
+    """Return whether the graph's outputs are the `expected` ones `[n, ...]`, for the samples that can be compared.
 
-    Both round at every step. How far that moves the outputs is measured, see `noise_of`: they may differ by `TIMES` as
-    much, and by `RELATIVE` of the largest one. Not compared are points where either overflows, the other evaluation
-    because a value on the way is larger than `LARGEST`. `finish` is a softmax or its logarithm, applied to the graph's
-    outputs.
+    Both round at every step. `noise_of` measures how far that moves the outputs. They may differ by `TIMES` as much,
+    and by `RELATIVE` of the largest one. A sample cannot be compared where the graph overflows, or where the other
+    evaluation does and a value on the way is larger than `LARGEST`. `finish` is a softmax or its logarithm, applied to
+    the graph's outputs.
     """
     with torch.no_grad():
         values = graph.values(x)
         found, theirs = values[-1].flatten(1), expected.detach().double().cpu().reshape(len(x), -1)
         noise = noise_of(graph, values, {graph.output})[graph.output].flatten(1)
-        if finish is not None:  # no entry moves by more than twice what the largest one of its input does
+        if finish is not None:  # an entry moves at most twice as far as the largest one of its input
             found, noise = finish(found), (2 * noise.amax(1, keepdim=True)).expand_as(found)
         sizes = sizes_of(values)
         close = close_to(found.double(), noise.double(), theirs, sizes[-1].double(), sizes.amax(0).double())
@@ -209,30 +212,33 @@ def agrees(graph: Graph, x: Tensor, expected: Tensor, finish: Callable[[Tensor],
 
 
 class Close(NamedTuple):
-    """For each of some points whether a value agrees, where it can be compared at all."""
+    """For each of some points, whether a value agrees, and whether it can be compared at all."""
 
-    agrees: Tensor  # [n] bool
-    compared: Tensor  # [n] bool
+    agrees: Tensor  # [n]
+    compared: Tensor  # [n]
 
 
 def sizes_of(values: Sequence[Tensor]) -> Tensor:
-    """The largest entry of every value at every point: `[values, n]`."""
+    """Return the largest absolute entry of every value at every point: `[values, n]`."""
     return torch.stack([peak(value.flatten(1)) for value in values]).cpu()
 
 
 def peak(value: Tensor) -> Tensor:
-    """The largest size of an entry of each sample: `[n]`."""
+    """Return the largest absolute entry of each sample: `[n]`."""
     low, high = value.aminmax(dim=1)
     return torch.maximum(high, -low)
 
 
 def close_to(value: Tensor, noise: Tensor, expected: Tensor, size: Tensor, before: Tensor) -> Close:
-    """Compare a value `[n, *shape]` with onnxruntime's `[n, entries]`, given its size and that of all before it."""
+    """Compare a value `[n, *shape]` with another evaluation's `[n, entries]`.
+
+    `size` is the largest absolute entry of the value at each point, `before` that of all values up to it: `[n]`.
+    """
     found, spread = value.cpu().flatten(1), noise.cpu().flatten(1)
     if found.shape != expected.shape:
         return Close(torch.zeros(len(found), dtype=torch.bool), torch.ones(len(found), dtype=torch.bool))
     largest, mean = peak(expected).to(found), spread.mean(1)
-    # One entry of the noise is small by chance, all are not.
+    # A single entry of the noise may be small by chance, but not all of them.
     allowed = TIMES * mean + RELATIVE * largest + SMALLEST
     theirs = torch.isfinite(largest)
     compared = torch.isfinite(size + mean) & (theirs | (before <= LARGEST))
@@ -241,8 +247,8 @@ def close_to(value: Tensor, noise: Tensor, expected: Tensor, size: Tensor, befor
 
 
 def noise_of(graph: Graph, values: list[Tensor], wanted: set[int]) -> dict[int, Tensor]:
-    """How far some nodes move, in two trials, if every value moves at random by what rounding may do to it."""
-    steps = [step_of(graph, k, [values[i] for i in node.inputs]) for k, node in enumerate(graph.nodes) if k]
+    """Return how far each of the wanted nodes moves, in two trials, if rounding moves every value at random."""
+    steps = [rounding_step(graph, k, [values[i] for i in node.inputs]) for k, node in enumerate(graph.nodes) if k]
     generator = torch.Generator(device=graph.device).manual_seed(0)
     noise = {0: torch.zeros_like(values[0])}
     for _ in range(2):
@@ -259,14 +265,14 @@ def noise_of(graph: Graph, values: list[Tensor], wanted: set[int]) -> dict[int, 
 def run_alone(
     graph: Graph, given: dict[int, Tensor], nodes: Iterable[int], wanted: set[int | None], generator: torch.Generator
 ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """The values of some nodes in a row, computed from given ones; how far rounding may move each of the wanted."""
+    """Compute some nodes from given values. Return all values, and how far rounding may move the wanted ones."""
     found, *trials = (dict(given) for _ in range(3))
     for k in nodes:
         node = graph.nodes[k]
         assert node.op is not None
         with torch.no_grad():
             found[k] = node.op.forward(*(found[i] for i in node.inputs))
-            step = step_of(graph, k, [found[i] for i in node.inputs])
+            step = rounding_step(graph, k, [found[i] for i in node.inputs])
             for trial in trials:
                 trial[k] = moved(node.op.forward(*(trial[i] for i in node.inputs)), step, generator)
     first, second = trials
@@ -276,8 +282,12 @@ def run_alone(
     return found, noise
 
 
-def step_of(graph: Graph, index: int, inputs: list[Tensor]) -> Tensor | None:
-    """`STEP` of all that is added up in a node, or of what an activation computes with; `LIBRARY` for curved ones."""
+def rounding_step(graph: Graph, index: int, inputs: list[Tensor]) -> Tensor | None:
+    """Return how far rounding may move each entry of a node's value, or None if the node rounds nothing.
+
+    It is `STEP` of all that is added up in the node, or of what an activation computes with, and `LIBRARY` for curved
+    ones.
+    """
     if index not in graph.linear:
         op = graph.activation(index)
         return STEP * op.peak(inputs[0], inputs[0]) + (LEAST if op.piecewise_linear else LIBRARY)
@@ -288,7 +298,7 @@ def step_of(graph: Graph, index: int, inputs: list[Tensor]) -> Tensor | None:
 
 
 def moved(value: Tensor, step: Tensor | None, generator: torch.Generator) -> Tensor:
-    """A value with every entry moved at random by up to its step."""
+    """Return the value with every entry moved at random by up to its step."""
     if step is None:
         return value
     share = torch.rand(value.shape, generator=generator, device=value.device, dtype=value.dtype)

@@ -1,4 +1,4 @@
-"""A traced program: its calls, and what its output needs of them."""
+"""Trace a module into a program of functions without writes in place, and tell what its output needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph.arguments import named
 
-# Ops that only look at a tensor in another way, and so round nothing.
+# Ops that give another view of a tensor, and so round nothing.
 VIEWS = tuple(
     f"aten.{name}."
     for name in (
@@ -34,14 +34,18 @@ EXACT = (
     *(f"aten.{name}." for name in ("to", "_to_copy", "ones_like", "zeros_like", "cat", "stack", "flip")),
 )
 SOFTMAX = ("aten.softmax.int", "aten.log_softmax.int", "aten._softmax.default", "aten._log_softmax.default")
-# Ops that return their input itself or a copy of it, as its strides or the mode may be: known only when they run.
+# Ops that return their input itself or a copy of it. Strides or the mode decide which, when the op runs.
 UNDECIDED = {"reshape", "flatten", "unflatten", "ravel", "contiguous", "to", "view_as", "reshape_as", "dropout"}
 UNDECIDED |= {"feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
 def exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """The model's program without writes in place, or a clear error."""
+    """Return the model's program without writes in place.
+
+    Raises:
+        PolycertError: if the model cannot be traced.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -56,7 +60,7 @@ def exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
 
 
 def rounds_nothing(call: fx.Node, args: Any, result: Any) -> bool:
-    """Whether a constant is stored numbers in another order or form."""
+    """Whether a computed constant is stored numbers in another order or form."""
     if not str(call.target).startswith(EXACT):
         return False
     changes_type = args and isinstance(args[0], Tensor) and isinstance(result, Tensor) and result.dtype != args[0].dtype
@@ -69,7 +73,7 @@ def gives_one(node: fx.Node) -> bool:
 
 
 def shape_of(node: fx.Node) -> Shape:
-    """The shape of a call's result, without the batch."""
+    """Return the shape of a call's result, without the batch."""
     return tuple(int(n) for n in node.meta["val"].shape[1:])
 
 
@@ -80,7 +84,7 @@ def _fx_node(value: Any) -> fx.Node:
 
 
 def logits(program: torch.export.ExportedProgram) -> tuple[fx.Node, str]:
-    """The program's output without a final softmax over all of it, and the name of that."""
+    """Return the program's output without a final softmax over all of it, and the name of that softmax or ""."""
     (name,) = program.graph_signature.user_outputs
     values = program.graph.output_node().args[0]
     found = [node for node in values if isinstance(node, fx.Node) and node.name == name]
@@ -94,12 +98,12 @@ def logits(program: torch.export.ExportedProgram) -> tuple[fx.Node, str]:
 
 
 def needed_by_output(program: torch.export.ExportedProgram) -> set[fx.Node]:
-    """The nodes that the program's output depends on."""
+    """Return the nodes that the program's output depends on."""
     return needed_calls(logits(program)[0])
 
 
 def needed_calls(result: fx.Node) -> set[fx.Node]:
-    """A node and all that it depends on."""
+    """Return a node and all nodes that it depends on."""
     found: set[fx.Node] = set()
     waiting = [result]
     while waiting:
@@ -111,7 +115,7 @@ def needed_calls(result: fx.Node) -> set[fx.Node]:
 
 
 def variable_names(nodes: list[fx.Node], source: str) -> set[str]:
-    """Names of the nodes that depend on the input."""
+    """Return the names of the nodes that depend on the input."""
     found = {source}
     for node in nodes:
         if any(n.name in found for n in node.all_input_nodes):
@@ -123,9 +127,9 @@ def variable_names(nodes: list[fx.Node], source: str) -> set[str]:
 
 
 def without_writes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The same program such that every call may be read as a function of its arguments.
+    """Return the same program such that every call may be read as a function of its arguments.
 
-    A program without writes, or whose writes nobody but their own result sees, stays as it is.
+    A program stays as it is if it writes nothing, or if each write is seen in the write's own result only.
 
     Raises:
         PolycertError: if a write cannot be expressed, or if one changes a tensor of the module that the output needs.
@@ -157,7 +161,7 @@ def without_writes(program: torch.export.ExportedProgram) -> torch.export.Export
 
 
 def refuse_changed_state(program: torch.export.ExportedProgram, needed: set[fx.Node]) -> None:
-    """A module that changes its own tensors computes something else the next time."""
+    """Refuse a module that changes its own tensors: it computes something else the next time."""
     changed = {spec.target for spec in program.graph_signature.output_specs if spec.kind in MUTATIONS}
     names = {node.name for node in needed}
     for spec in program.graph_signature.input_specs:
@@ -166,7 +170,7 @@ def refuse_changed_state(program: torch.export.ExportedProgram, needed: set[fx.N
 
 
 def _seen_elsewhere(program: torch.export.ExportedProgram) -> set[fx.Node]:
-    """All names of the tensors that a call may write into although another name of it is used later."""
+    """Return all names of the tensors that a call may write into although another name of it is used later."""
     place = {node: position for position, node in enumerate(program.graph.nodes)}
     own = {
         spec.arg.name
@@ -197,14 +201,14 @@ def _is_call(node: fx.Node) -> bool:
 
 
 def _may_write(node: fx.Node) -> bool:
-    """Whether a call is known not to be a function of its arguments only; what is no op may do anything."""
+    """Whether a call may do more than compute a function of its arguments. A call that is no op may do anything."""
     if isinstance(node.target, torch._ops.OpOverload):
         return bool(node.target._schema.is_mutable)
     return node.target is not operator.getitem
 
 
 def _undecided(node: fx.Node) -> bool:
-    """Whether an op may or may not return its input, or does so without saying it in its schema."""
+    """Whether an op may return its input itself, depending on the input or without saying it in its schema."""
     target: Any = node.target
     return isinstance(target, torch._ops.OpOverload) and (
         target._schema.name.split("::")[1] in UNDECIDED or _hidden(target)
@@ -222,14 +226,14 @@ def _hidden(target: torch._ops.OpOverload) -> bool:
 
 
 def _written(node: fx.Node) -> Iterator[fx.Node]:
-    """The arguments that an op writes into, also inside lists."""
+    """Yield the arguments that an op writes into, also inside lists."""
     for _, argument, value in named(node.target, node.args, node.kwargs):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from _nodes(value)
 
 
 def _shared(node: fx.Node) -> list[fx.Node]:
-    """The arguments whose storage a node's value may lie in: by its op's schema, or any of them if it does not say."""
+    """Return the arguments in whose storage a node's value may lie: those that the op's schema names, all if it hides them."""
     if node.op != "call_function":
         return []
     target: Any = node.target
@@ -243,6 +247,7 @@ def _shared(node: fx.Node) -> list[fx.Node]:
 
 
 def _nodes(value: Any) -> Iterator[fx.Node]:
+    """Yield the nodes in an argument, also inside lists."""
     if isinstance(value, fx.Node):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -18,7 +18,7 @@ from polycert.errors import PolycertError
 from polycert.graph.onnx.builder import Place, Trace
 from polycert.graph.onnx.onnxruntime_check import OnnxRuntime
 from polycert.graph.onnx.program import Shape
-from polycert.graph.self_check import Close, close_to, noise_of, peak, run_alone, sizes_of, spread_out
+from polycert.graph.self_check import Close, close_to, comparison_points, noise_of, peak, run_alone, sizes_of
 
 if TYPE_CHECKING:
     from polycert.graph.graph import Graph
@@ -39,7 +39,7 @@ def check_against(trace: Trace, constants: Mapping[str, np.ndarray], replay: Onn
     Raises:
         PolycertError: if it does not, or if a value overflows at all points.
     """
-    points = spread_out(trace.graph)
+    points = comparison_points(trace.graph)
     kinds = _check_first(trace, constants, replay, points[:1])
     wrong = _unlike(trace, replay, torch.cat([points[:2], points[-3:]]), everywhere=True)
     if wrong is None and not bool(_outputs(trace, replay, points[2:-3]).all()):
