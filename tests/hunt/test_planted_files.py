@@ -65,14 +65,14 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_a_column_that_is_read_as_a_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `Gemm` was read once, if there are as many rows as columns."""
-    real = arithmetic.spread
+    real = arithmetic.broadcast_to
 
-    def spread(call: Any, array: Any, shape: tuple[int, ...]) -> np.ndarray:
+    def broadcast_to(call: Any, array: Any, shape: tuple[int, ...]) -> np.ndarray:
         given = np.asarray(array)
         turned = call.op == "Gemm" and given.shape == (shape[-1], 1)
         return real(call, given.T if turned else given, shape)
 
-    monkeypatch.setattr(arithmetic, "spread", spread)
+    monkeypatch.setattr(arithmetic, "broadcast_to", broadcast_to)
     assert "onnxruntime gives" in found(ONNX, _adds_a_column)
 
 

@@ -233,7 +233,7 @@ def _written(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _shared(node: fx.Node) -> list[fx.Node]:
-    """Return the arguments in whose storage a node's value may lie: those that the op's schema names, all if it hides them."""
+    """Return the arguments whose storage a node's value may share: those that the schema names, all if it hides any."""
     if node.op != "call_function":
         return []
     target: Any = node.target

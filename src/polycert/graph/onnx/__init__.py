@@ -1,4 +1,4 @@
-"""ONNX files to networks and back, with a reader of our own: nothing in a file is executed."""
+"""Read ONNX files into networks and write networks as ONNX files. Nothing in a file is executed."""
 
 from polycert.graph.onnx import (  # their ops register themselves
     arithmetic,
