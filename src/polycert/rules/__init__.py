@@ -1,4 +1,4 @@
-"""One rule per op: the only place that knows what an op does."""
+"""One rule per op: the only place that knows what the op does."""
 
 from polycert.rules import (
     affine,

@@ -119,9 +119,9 @@ def _max(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 def _larger(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValue) -> OnnxValue:
     """Return `max(first, second)`."""
-    recipe = Decomposition(inner(first.shape), inner(first.shape))
-    larger(recipe, 0, 1)
-    return b.put(call, recipe, first.shape, first, second)
+    decomposition = Decomposition(inner(first.shape), inner(first.shape))
+    larger(decomposition, 0, 1)
+    return b.put(call, decomposition, first.shape, first, second)
 
 
 def _smaller(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValue) -> OnnxValue:
@@ -214,8 +214,8 @@ def _bilinear(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxVal
     right = b.expand(call, second, (*outer, *second.shape[-2:]))
     shape = (*outer, first.shape[-2], second.shape[-1])
     checked_shape((*shape, first.shape[-1]), str(call))
-    recipe = bilinear(left.shape, right.shape, b.like)
-    made = b.put(call, recipe, shape, b.view(call, left, left.shape), b.view(call, right, right.shape))
+    decomposition = bilinear(left.shape, right.shape, b.like)
+    made = b.put(call, decomposition, shape, b.view(call, left, left.shape), b.view(call, right, right.shape))
     return b.reshape(call, made, shape)
 
 
@@ -253,5 +253,5 @@ def reduced(b: GraphBuilder, call: OnnxCall, x: OnnxValue, axes: Sequence[int], 
         raise PolycertError(f"{call} reduces nothing")
     sizes = [1 if k in chosen else n for k, n in enumerate(x.shape)]
     shape = tuple(sizes) if keep else tuple(n for k, n in enumerate(sizes) if k not in chosen)
-    recipe = reduction(x.shape, sorted(chosen), shape or (1,), b.like, mean=mean)
-    return b.reshape(call, b.put(call, recipe, shape, b.view(call, x, x.shape)), shape)
+    decomposition = reduction(x.shape, sorted(chosen), shape or (1,), b.like, mean=mean)
+    return b.reshape(call, b.put(call, decomposition, shape, b.view(call, x, x.shape)), shape)

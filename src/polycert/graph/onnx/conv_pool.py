@@ -205,9 +205,9 @@ def _max_pool(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     geo = _geometry(call, x, [int(n) for n in call.get("kernel_shape", [])])
     size = geo.size(ceil=bool(call.get("ceil_mode", 0)))
     checked_shape((*geo.image[:1], *size, *geo.kernel), str(call))
-    recipe = max_pool(geo.image, PoolWindows(geo.kernel, geo.stride, geo.before, geo.dilation, size), b.like)
+    decomposition = max_pool(geo.image, PoolWindows(geo.kernel, geo.stride, geo.before, geo.dilation, size), b.like)
     shape = geo.shape(geo.image[0], size)
-    return b.reshape(call, b.put(call, recipe, shape, b.view(call, x, geo.image)), shape)
+    return b.reshape(call, b.put(call, decomposition, shape, b.view(call, x, geo.image)), shape)
 
 
 @converts("GlobalAveragePool")
