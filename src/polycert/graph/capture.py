@@ -39,7 +39,7 @@ from polycert.sets.interval import holds
 
 Check = Callable[[RuledCall, Tensor], None]
 
-# The batch while tracing: neither 1 (which squeezes away) nor likely to be a size inside a network.
+# The batch while tracing is not 1, which squeezes away, and unlikely to be a size inside a network.
 TRACE_BATCH = 3
 OTHER_BATCH = 5
 
@@ -114,7 +114,7 @@ class CapturedNetwork(Network):
         if len(signature.user_inputs) != 1 or len(signature.user_outputs) != 1:
             raise PolycertError(
                 f"a network needs one input and one output, this one has {len(signature.user_inputs)} and "
-                f"{len(signature.user_outputs)}: wrap it in a module that has"
+                f"{len(signature.user_outputs)}: wrap it in a module with one of each"
             )
         if signature.lifted_custom_objs:
             raise PolycertError("the model computes with an object that is no tensor, such as a random generator")

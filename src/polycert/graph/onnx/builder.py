@@ -153,7 +153,7 @@ def _by_rule(found: Rule, b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> On
 def variable(call: OnnxCall, value: Known) -> OnnxValue:
     """Return an input that must depend on the network's input."""
     if not isinstance(value, OnnxValue):
-        raise PolycertError(f"{call} needs the value that depends on the input in another place")
+        raise PolycertError(f"{call} needs a value that depends on the input where it has a constant")
     return value
 
 

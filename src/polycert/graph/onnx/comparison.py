@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Kinds = dict[str, np.dtype[Any]]  # by the names of values
 
 NUMBERS = 2**24  # numbers in all values of a batch of points
-INSIDE = 8  # points in a box, at least
+INSIDE = 8  # points that are compared in boxes, at least
 ALONE_SIZES = [4.0, 1e8]  # largest operands of calls that are run by themselves
 
 

@@ -127,7 +127,7 @@ def reshaped(shape: tuple[int, ...], wanted: list[int], call: OnnxCall) -> tuple
     """Return the target shape of a reshape: 0 keeps a size, -1 takes what is left."""
     if call.get("allowzero", 0) == 0:
         if any(n == 0 and k >= len(shape) for k, n in enumerate(wanted)):
-            raise PolycertError(f"{call} keeps a size that is not there")
+            raise PolycertError(f"{call} keeps the size of an axis that its input does not have")
         wanted = [shape[k] if n == 0 else n for k, n in enumerate(wanted)]
     size = math.prod(shape)
     given = math.prod(n for n in wanted if n != -1)

@@ -9,7 +9,7 @@ from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constan
 from polycert.graph.onnx.program import OnnxCall, checked_shape
 from polycert.rules.recurrent import Weights, unrolled
 
-# The places in ONNX of the gates that PyTorch and the rules order as i f g o, as r z n, or have one of.
+# PyTorch and the rules order the gates as i f g o and r z n. These are their places in ONNX.
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 LONGEST = 1024  # steps, of which each becomes some twenty nodes of the graph
 DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
@@ -54,7 +54,7 @@ def _check(call: OnnxCall, inputs: Inputs, x: OnnxValue) -> None:
         raise PolycertError(f"{call} is supported with linear_before_reset=1 only")
     length = constant(call, inputs, 4)
     if length is not None and (length != x.shape[0]).any():
-        raise PolycertError(f"{call} ends before its input does")
+        raise PolycertError(f"{call} has a sequence length that is not its input's: only whole sequences are supported")
     for position in (5, 6, 7):
         state = constant(call, inputs, position)
         if state is not None and np.any(state):
