@@ -14,7 +14,7 @@ import torch
 import polycert as pc
 from polycert.evaluation import measurements, store
 from polycert.graph import fingerprint
-from polycert.graph.onnx import arithmetic, conv_pool, imported
+from polycert.graph.onnx import arithmetic, conv_pool, network
 from polycert.graph.onnx.builder import CONVERTERS, known_ops
 from polycert.runtime.limits import read_arrays
 from polycert.verification import journal
@@ -59,20 +59,20 @@ def asks(**settings: Any) -> Chosen:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are not compared with onnxruntime when they are loaded: the hunt looks for itself."""
-    monkeypatch.setattr(imported, "check_against", lambda *_: None)
+    monkeypatch.setattr(network, "check_against", lambda *_: None)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_column_that_is_read_as_a_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `Gemm` was read once, if there are as many rows as columns."""
-    real = arithmetic.spread
+    real = arithmetic.broadcast_to
 
-    def spread(call: Any, array: Any, shape: tuple[int, ...]) -> np.ndarray:
+    def broadcast_to(call: Any, array: Any, shape: tuple[int, ...]) -> np.ndarray:
         given = np.asarray(array)
         turned = call.op == "Gemm" and given.shape == (shape[-1], 1)
         return real(call, given.T if turned else given, shape)
 
-    monkeypatch.setattr(arithmetic, "spread", spread)
+    monkeypatch.setattr(arithmetic, "broadcast_to", broadcast_to)
     assert "onnxruntime gives" in found(ONNX, _adds_a_column)
 
 
@@ -110,8 +110,8 @@ def test_a_dead_node_that_takes_much_memory_is_found(monkeypatch: pytest.MonkeyP
         np.ones(2**27)
         return real(program)
 
-    real = imported.OnnxRuntime
-    monkeypatch.setattr(imported, "OnnxRuntime", greedy)
+    real = network.OnnxRuntime
+    monkeypatch.setattr(network, "OnnxRuntime", greedy)
     assert "bytes while it is read" in found(ONNX, count=20)
 
 
