@@ -279,6 +279,10 @@ class CapturedNetwork(Network):
         target = str(call.target)
         training = "batch_norm" in target and self._owner(call).training
         shape = (shape_of(call) or (1,)) if gives_one(call) else ()
+        # A constant that the program itself makes has the type in which it was traced.
+        args, kwargs = fx.node.map_aggregate(
+            (args, kwargs), lambda v: _converted(v, like.dtype, like.device) if isinstance(v, Tensor) else v
+        )
         given = Call(target, tuple(args), dict(kwargs), in_shapes, shape, like, training=training)
         made = RULES[target].build(given)
         check_read(call.target, given)

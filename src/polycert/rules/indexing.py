@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polycert.forms import Dense, Form, Shape
+from polycert.forms import Dense, Form, Identity, Selected, Shape
+from polycert.forms.identity import UnitRows
 from polycert.rules.op import Affine, Linear, OnnxFile
 from polycert.sets.interval import Interval, Rounding
 
@@ -119,6 +120,22 @@ class Pick(Exact):
         size = math.prod(self.in_shape)
         back = flat.new_zeros(len(flat), size + 1).index_add(1, self._slots, flat)
         return back[:, :size].reshape(-1, *self.in_shape)
+
+    def pull_identity(self, form: Identity) -> Form:
+        """Select the entries that were picked."""
+        return self._picked(form, self.index.unsqueeze(0))
+
+    def pull_selected(self, form: Selected) -> Form:
+        """Select the entries that the chosen ones were picked from."""
+        return self._picked(form, self.index[form.index])
+
+    def _picked(self, form: UnitRows, index: Tensor) -> Form:
+        """Return rows with one coefficient each over the input; `index` is `[batch or 1, rows]`."""
+        nothing = index == NOTHING
+        factor = None if form.factor is None else form.factor.flatten(1)
+        if bool(nothing.any()):
+            factor = (~nothing).to(form.like) if factor is None else factor * ~nothing
+        return Selected(self.in_shape, form.like, index.masked_fill(nothing, 0), factor=factor)
 
     def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
         """Write a lookup in the flat sample with a zero behind it."""
