@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -122,20 +123,24 @@ def attack_region(
     restarts: int,
     seed: int,
     until_success: bool = False,
+    deadline: float = math.inf,
 ) -> WorstPoints:
-    """`attack` on the sets of a batch. With `until_success`, restarts skip samples that have a counterexample."""
+    """`attack` on the sets of a batch, until a moment of `time.monotonic()`.
+
+    With `until_success`, restarts skip samples that have a counterexample.
+    """
     best = region.x.clone()
     with torch.no_grad():
         outputs = graph.forward(best)
     lowest, order = margin_of(outputs, label), _other_classes(outputs, label)
     for restart in range(max(restarts, 1)):
         index = (lowest > 0).nonzero().squeeze(1) if until_success else torch.arange(len(best), device=best.device)
-        if len(index) == 0:
+        if len(index) == 0 or time.monotonic() > deadline:
             break
         here = region[index]
         start = here.x if restart == 0 else _random_points(here, seed, restart, position[index.to(position.device)])
         target = None if restart < 2 else order[index, (restart - 2) % order.shape[1]]
-        points, margin = apgd_attack(graph, here, label[index], start, target=target, steps=steps)
+        points, margin = apgd_attack(graph, here, label[index], start, target=target, steps=steps, deadline=deadline)
         better = margin < lowest[index]
         lowest[index] = torch.where(better, margin, lowest[index])
         best[index] = torch.where(over(better, points), points, best[index])
@@ -143,7 +148,14 @@ def attack_region(
 
 
 def apgd_attack(
-    graph: Graph, region: Region, label: Tensor, start: Tensor, *, target: Tensor | None, steps: int
+    graph: Graph,
+    region: Region,
+    label: Tensor,
+    start: Tensor,
+    *,
+    target: Tensor | None,
+    steps: int,
+    deadline: float = math.inf,
 ) -> tuple[Tensor, Tensor]:
     """APGD (Croce and Hein 2020) on the margin, to the target class if there is one.
 
@@ -172,6 +184,8 @@ def apgd_attack(
             descended = region.project(points - steepest(slope, region.norm) * over(step, points))
             moved = points + (0.75 * (descended - points) + 0.25 * (points - previous) if k else descended - points)
             points, previous = region.project(moved), points
+        if time.monotonic() > deadline:
+            break
     return best, lowest
 
 

@@ -71,10 +71,18 @@ class Stage(ABC):
         """Return the results of the sets that the stage decides, by place among the open sets."""
 
 
-def _falsified(question: Question, stage: str, candidates: Iterable[Candidates]) -> dict[int, SearchResult]:
-    """Return a result for each set with a candidate that is a counterexample, by place."""
-    found = {place: question.check(place)(points) for place, points in candidates}
-    return {k: SearchResult(FALSIFIED, stage, one) for k, one in found.items() if one is not None and one.agreed}
+def _falsified(
+    question: Question, stage: str, candidates: Iterable[Candidates], deadline: float
+) -> dict[int, SearchResult]:
+    """Return a result for each set with a candidate that is a counterexample, by place, as far as time allows."""
+    results: dict[int, SearchResult] = {}
+    for place, points in candidates:
+        found = question.check(place)(points)
+        if found is not None and found.agreed:
+            results[place] = SearchResult(FALSIFIED, stage, found)
+        if time.monotonic() > deadline:
+            break
+    return results
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ class QuickAttackStage(Stage):
     def run(self, batch: OpenSets, deadline: float) -> dict[int, SearchResult]:
         """Return counterexamples of the quick attack; for samples, those that the network itself gets wrong."""
         left = batch.left
-        return _falsified(left, "clean", left.quick_attack(deadline))
+        return _falsified(left, "clean", left.quick_attack(deadline), deadline)
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ class AttackStage(Stage):
     def run(self, batch: OpenSets, deadline: float) -> dict[int, SearchResult]:
         """Return the counterexamples that the attack finds."""
         left = batch.left
-        return _falsified(left, "attack", left.attack(deadline))
+        return _falsified(left, "attack", left.attack(deadline), deadline)
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,7 @@ class LabelQuestion(Question):
             restarts=settings.attack_restarts,
             seed=settings.seed,
             until_success=True,
+            deadline=deadline,
         )
         for k in found.success.nonzero().flatten().tolist():
             yield Candidates(k, found.inputs[k : k + 1].double())
