@@ -122,7 +122,7 @@ def unchecked_numbers(patch: pytest.MonkeyPatch) -> None:
 
 PLANTS: list[tuple[str, Plant, int]] = [
     ("networks", no_slack, 60),
-    ("networks", low_offset, 150),
+    ("networks", low_offset, 500),
     ("networks", short_dot, 60),
     ("networks", narrow_set, 100),
     ("linear", no_slack, 60),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_bounds_that_are_too_narrow_are_found(monkeypatch: pytest.MonkeyPatch) -
 
     def narrow(*given: Any, **options: Any) -> Any:
         whole = real(*given, **options)
-        return type(whole)(torch.lerp(whole.lower, whole.upper, 0.4), whole.upper)
+        return replace(whole, lower=torch.lerp(whole.lower, whole.upper, 0.4))
 
     monkeypatch.setattr(pc, "bounds", narrow)
     assert "bounds output" in found(ONNX)
