@@ -69,7 +69,7 @@ def final_by_alpha(run: Pass, form: Form, side: int) -> Bound:
 
 def _one_row_per_sample(run: Pass, sample: Tensor) -> AlphaPass:
     """The pass with each sample repeated once per row (`sample` are the indices), and the relaxation's own slopes."""
-    intervals = {k: Interval(v.lower[sample], v.upper[sample]) for k, v in run.intervals.items()}
+    intervals = {k: v.of(sample) for k, v in run.intervals.items()}
     slopes = {}
     for index in run.graph.activations:
         lines = run.lines(index)

@@ -8,7 +8,8 @@ computed coefficients then count as exact numbers, so errors add up and do not c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
@@ -57,6 +58,7 @@ class Pass:
     pre_activation: Callable[[Pass, int], Interval]  # bounds of a node, by the method for pre-activation bounds
     rounding: Rounding | None = None
     intervals: dict[int, Interval] = field(default_factory=dict)
+    given: Mapping[int, Interval] = field(default_factory=dict)  # bounds over this region or a larger one, found before
     _lines: dict[int, Lines] = field(default_factory=dict)
     _line_offsets: dict[int, LineOffsets] = field(default_factory=dict)
     _relaxed_intervals: dict[int, Interval] = field(default_factory=dict)
@@ -75,8 +77,13 @@ class Pass:
     def interval(self, index: int) -> Interval:
         """Bounds of a node's value, by the method for pre-activation bounds."""
         if index not in self.intervals:
-            self.intervals[index] = self.region.box if index == 0 else self.pre_activation(self, index).known
+            found = self.region.box if index == 0 else self.pre_activation(self, index).known
+            self.intervals[index] = self._met(index, found)
         return self.intervals[index]
+
+    def _met(self, index: int, found: Interval) -> Interval:
+        """The bounds of a node intersected with those that were given."""
+        return found.meet(self.given[index]) if index in self.given else found
 
     def lines(self, index: int) -> Lines:
         """The relaxation of an activation node."""
@@ -94,19 +101,22 @@ class Pass:
     def relaxed_interval(self, index: int) -> Interval:
         """Bounds of a node by interval arithmetic in which an activation takes any value between its lines.
 
-        Cheap. With one slope never tighter than the backward bounds of the node over the same region.
+        Cheap. With one slope it is never tighter than the backward bounds of the node over the same region. With two
+        slopes it may be, and the activation's own range counts as well.
         """
         if index not in self._relaxed_intervals:
             found = self.intervals.get(index) or self._find_relaxed_interval(self.graph.nodes[index], index).known
-            self._relaxed_intervals[index] = found
+            self._relaxed_intervals[index] = self._met(index, found)
         return self._relaxed_intervals[index]
 
     def _find_relaxed_interval(self, node: Node, index: int) -> Interval:
         if node.op is None:
             return self.region.box
-        if index in self.graph.layout.curved:
-            return self.lines(index).reach(self.interval(node.inputs[0]), self.rounding)
-        return node.op.interval(*(self.relaxed_interval(i) for i in node.inputs), rounding=self.rounding)
+        if index not in self.graph.layout.curved:
+            return node.op.interval(*(self.relaxed_interval(i) for i in node.inputs), rounding=self.rounding)
+        source, lines = self.interval(node.inputs[0]), self.lines(index)
+        between = lines.reach(source, self.rounding)
+        return between if lines.shared else between.meet(node.op.interval(source, rounding=self.rounding))
 
     def part(self, samples: Tensor) -> Pass:
         """The same pass for some of the samples, with the bounds computed so far."""
@@ -116,7 +126,8 @@ class Pass:
         return replace(
             self,
             region=self.region[samples],
-            intervals={k: Interval(*(end[samples] for end in v)) for k, v in self.intervals.items()},
+            intervals={k: v.of(samples) for k, v in self.intervals.items()},
+            given={k: v.of(samples) for k, v in self.given.items()},
             _lines={k: lines.part(samples) for k, lines in self._lines.items()},
             _line_offsets={},
             _relaxed_intervals={},
@@ -302,14 +313,18 @@ def _input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
 def pre_activation_by_backward(run: Pass, index: int) -> Interval:
     """Bounds of a node by CROWN: rows of its unstable entries are pulled to the input, a chunk at a time.
 
-    The other entries keep their bounds by `relaxed_interval`, as tighter ones would change nothing.
+    The other entries keep their bounds by `relaxed_interval`, as tighter ones would change nothing. Where lines have
+    two slopes, the unstable entries get the intersection of both.
     """
     node = run.graph.nodes[index]
     if not run.graph.depends_on_activation[index]:  # all samples share the rows
         low, high = _both_sides(run, index, Identity(node.shape, run.like))
         return Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape))
     run.prepare_lines(index)
-    cheap, unstable = _cheap_bounds(run, index)
+    shared = all(lines.shared for lines in run.lines_before(index))
+    with torch.no_grad() if shared else nullcontext():
+        cheap = run.relaxed_interval(index)
+    unstable = _unstable(run, index, cheap)
     found = []
     for k, chunk in enumerate(chunks(unstable, row_width(run.graph, index))):
         part = run.part(chunk.sample)
@@ -322,20 +337,19 @@ def pre_activation_by_backward(run: Pass, index: int) -> Interval:
         return cheap
     sample, unit, low, high = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
     lower, upper = (old.flatten(1).index_put((sample, unit), new) for old, new in zip(cheap, (low, high), strict=True))
-    return Interval(lower.reshape(cheap.lower.shape), upper.reshape(cheap.upper.shape))
+    pulled = Interval(lower.reshape(cheap.lower.shape), upper.reshape(cheap.upper.shape))
+    return pulled if shared else pulled.meet(cheap)
 
 
-def _cheap_bounds(run: Pass, index: int) -> tuple[Interval, Tensor]:
-    """Bounds by `relaxed_interval`, and which entries are unstable in them, `[batch, entries]`.
+def _unstable(run: Pass, index: int, given: Interval) -> Tensor:
+    """The entries of a node that are unstable on their intervals, `[batch, entries]`.
 
     An entry is stable if all activations that read it are linear on its interval: tighter bounds would not matter.
     """
-    with torch.no_grad():
-        cheap = run.relaxed_interval(index)
-        unstable = torch.zeros_like(cheap.lower, dtype=torch.bool)
-        for stable in [reader.stable(cheap) for reader in run.graph.readers(index)] or [None]:
-            unstable |= torch.ones_like(unstable) if stable is None else ~stable
-    return cheap, unstable.flatten(1)
+    unstable = torch.zeros_like(given.lower, dtype=torch.bool)
+    for stable in [reader.stable(given) for reader in run.graph.readers(index)] or [None]:
+        unstable |= torch.ones_like(unstable) if stable is None else ~stable
+    return unstable.flatten(1)
 
 
 def _chunk_bounds(run: Pass, index: int, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor, Tensor]:

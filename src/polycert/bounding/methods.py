@@ -130,7 +130,11 @@ def get_relaxations(name: str, method: str) -> tuple[Relaxation, ...]:
 
 
 def passes(graph: Graph, region: Region, method: str, relaxation: str, rounding: Rounding | None = None) -> list[Pass]:
-    """New passes of a method over a region, one for each relaxation."""
+    """New passes of a method over a region, one for each relaxation.
+
+    They do not share pre-activation bounds: tighter ones make CROWN choose other slopes, which may be worse for a row,
+    and `best` is never looser than either relaxation.
+    """
     chosen = get_method(method)
     reuse_freed_blocks()
     relaxations = get_relaxations(relaxation, method)

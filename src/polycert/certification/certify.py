@@ -1,13 +1,14 @@
 """`certify`, `bounds` and `envelope`, and the verdict of a batch.
 
-A batch is decided in the network's own type, and once more in float64 where only rounding prevents a certificate.
+A batch is decided in the network's own type, and once more in float64 where rounding may prevent a certificate or
+shorten a radius.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from polycert.bounding.backward import Pass, concretise_bounds
 from polycert.bounding.chunking import CHUNK, batch_size_for, row_width
 from polycert.bounding.methods import error_model, get_method, get_relaxations, live_graph, passes, provable
-from polycert.certification.envelope import Envelope, better, classes_of, envelopes
+from polycert.certification.envelope import Envelope, better, classes_of, envelope_of
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Form, Identity, Selected
 from polycert.graph import Graph, Network
@@ -29,12 +30,14 @@ from polycert.records.certificates import Bounds, Certificates
 from polycert.records.provenance import box_text
 from polycert.runtime.execution import Progress, over_batches, plain_products
 from polycert.sets.ball import Array, Ball, Region
-from polycert.sets.interval import Rounding, holds
+from polycert.sets.interval import Interval, Rounding, holds
 
 # A sample is decided again in float64 if its margins would be positive with this many times their slack added.
 # Rounding lowers a margin by its slack, and by wider pre-activation bounds: at most 4.4 times the slack on 500 images
 # of one released network. A smaller factor would cost certificates, never soundness.
 SECOND_LOOK = 5
+# The same for a radius below eps that could be longer by more than this share.
+RADIUS_GAIN = 2e-3
 MOST_COEFFICIENTS = 2**27  # of the rows of `bounds`: if there are more, a part of the rows is bounded at a time
 DISTANCE_NUMBERS = 2**18  # coefficients whose distances are computed at a time, so that they stay in the cache
 
@@ -48,6 +51,7 @@ class BatchVerdict(NamedTuple):
     nearest: Tensor
     distance: Tensor  # float64, to the envelope; infinite where it was not computed
     inconclusive: Tensor  # whether only rounding or overflow may have prevented the certificate
+    shortened: Tensor  # whether rounding may have prevented the certificate, or a noticeably larger radius
 
 
 def verdict_of(env: Envelope, *, beyond_eps: bool = False) -> BatchVerdict:
@@ -67,9 +71,23 @@ def verdict_of(env: Envelope, *, beyond_eps: bool = False) -> BatchVerdict:
     row = torch.where(certified, by_margin, by_distance)
     close = margins if env.slack is None else margins + SECOND_LOOK * env.slack
     inconclusive = ~certified & ((close > 0) | ~torch.isfinite(margins)).all(1)
+    shortened = inconclusive | (~certified & _may_grow(env, by_distance))
     nearest = env.classes.gather(1, row[:, None]).squeeze(1)
     radius = torch.minimum(nearest_distance, eps)
-    return BatchVerdict(radius, certified, margin.double(), nearest, nearest_distance, inconclusive)
+    return BatchVerdict(radius, certified, margin.double(), nearest, nearest_distance, inconclusive, shortened)
+
+
+def _may_grow(env: Envelope, nearest: Tensor) -> Tensor:
+    """Whether the distances may be positive, and that of the nearest row noticeably larger, without rounding.
+
+    Returns `[batch]`. A distance grows about as the value of its row at the sample does.
+    """
+    if env.slack is None:
+        return torch.zeros_like(nearest, dtype=torch.bool)
+    at_x = env.values_at_x()
+    most = at_x + SECOND_LOOK * env.slack
+    before, after = (values.gather(1, nearest[:, None]).squeeze(1) for values in (at_x, most))
+    return (most > 0).all(1) & ~(after <= (1 + RADIUS_GAIN) * before)
 
 
 def _put_distances(distance: Tensor, env: Envelope, wanted: Tensor) -> Tensor:
@@ -98,9 +116,19 @@ def _put_nearest(distance: Tensor, env: Envelope, margins: Tensor, proved: Tenso
     return _put_distances(distance, env, proved & ~first & (least < distance.amin(1, keepdim=True)))
 
 
+def inconclusive(verdict: BatchVerdict) -> Tensor:
+    """The samples for which float64 may find a certificate, `[batch]`."""
+    return verdict.inconclusive
+
+
+def shortened(verdict: BatchVerdict) -> Tensor:
+    """The samples for which float64 may find a certificate or a larger radius, `[batch]`."""
+    return verdict.shortened
+
+
 @dataclass(frozen=True, eq=False)
 class Certifier:
-    """Decides batches in the network's own type, and again in float64 where only rounding prevents a certificate."""
+    """Decides batches in the network's own type, and some of their samples again in float64."""
 
     net: Network
     method: str
@@ -121,41 +149,67 @@ class Certifier:
         """The error model of a rigorous run, or None."""
         return error_model(graph) if self.rigorous else None
 
-    def envelope(self, graph: Graph, region: Region, label: Tensor) -> Envelope:
-        """The envelope of the relaxation; for `best`, row by row the better one."""
-        found = envelopes(graph, region, label, self.method, self.relaxation, self.rounding(graph))
-        return reduce(better, found)
+    def passes(self, graph: Graph, region: Region) -> list[Pass]:
+        """New passes over a region in the graph's type, one for each relaxation that the name stands for."""
+        return passes(graph, region, self.method, self.relaxation, self.rounding(graph))
+
+    def envelope(self, runs: Sequence[Pass], label: Tensor) -> Envelope:
+        """The envelope by the relaxation's passes; for `best`, row by row the better one."""
+        return reduce(better, [envelope_of(run, label, self.method) for run in runs])
 
     @cached_property
     def _first_graph(self) -> Graph:
         """The graph that decides first: in the network's own type, unless that allows no proof."""
         return provable(self.net, self.graph) if self.rigorous else self.graph
 
-    def decide(self, region: Region, label: Tensor, *, beyond_eps: bool = False) -> tuple[BatchVerdict, Tensor]:
-        """The verdict of each sample, and whether it was decided in float64; `beyond_eps` is that of `verdict_of`.
+    def decide(
+        self,
+        region: Region,
+        label: Tensor,
+        *,
+        beyond_eps: bool = False,
+        again: Callable[[BatchVerdict], Tensor] = inconclusive,
+    ) -> tuple[BatchVerdict, Tensor]:
+        """Return the verdict of each sample, and whether it was decided in float64.
 
         For proofs the caller enters `plain_products`, once for all of its threads.
+
+        Args:
+            region: the sets.
+            label: `[batch]`.
+            beyond_eps: as in `verdict_of`.
+            again: which samples a rigorous run decides again in float64, given the first verdict.
         """
         with torch.no_grad() if get_method(self.method).uses_gradients else torch.inference_mode():
-            verdict, in_double = self._decided(region, label, beyond_eps=beyond_eps)
+            verdict, in_double = self._decided(region, label, again, beyond_eps=beyond_eps)
         # Tensors of inference mode can neither be changed nor be used with gradients: return ordinary ones.
         return BatchVerdict(*(part.clone() for part in verdict)), in_double.clone()
 
-    def _decided(self, region: Region, label: Tensor, *, beyond_eps: bool) -> tuple[BatchVerdict, Tensor]:
+    def _decided(
+        self, region: Region, label: Tensor, again: Callable[[BatchVerdict], Tensor], *, beyond_eps: bool
+    ) -> tuple[BatchVerdict, Tensor]:
         first = self._first_graph
-        verdict = verdict_of(self.envelope(first, region.to(first.dtype), label), beyond_eps=beyond_eps)
+        runs = self.passes(first, region.to(first.dtype))
+        verdict = verdict_of(self.envelope(runs, label), beyond_eps=beyond_eps)
         in_double = torch.full_like(verdict.certified, first.dtype == torch.float64)
         if not self.rigorous or first.dtype == torch.float64:
             return verdict, in_double
         # The claim is about the given inputs: where this type does not hold them exactly, only float64 counts.
         rounded = (region.x.to(first.dtype).double() != region.x.double()).flatten(1).any(1)
-        again = (verdict.inconclusive | rounded).nonzero().squeeze(1)
-        if len(again) == 0:
+        some = (again(verdict) | rounded).nonzero().squeeze(1)
+        if len(some) == 0:
             return verdict, in_double
-        double = self.envelope(self.double, region[again].to(torch.float64), label[again])
-        second = verdict_of(double, beyond_eps=beyond_eps)
-        merged = (a.index_put((again,), b) for a, b in zip(verdict, second, strict=True))
-        return BatchVerdict(*merged), in_double.index_fill(0, again, True)
+        finer = self.passes(self.double, region[some].to(torch.float64))
+        if not bool(rounded.any()):  # the set in the shorter type holds the one in float64, and so do its bounds
+            for run, before in zip(finer, runs, strict=True):
+                run.given = {k: _in_double(v.of(some)) for k, v in before.intervals.items()}
+        second = verdict_of(self.envelope(finer, label[some]), beyond_eps=beyond_eps)
+        merged = (a.index_put((some,), b) for a, b in zip(verdict, second, strict=True))
+        return BatchVerdict(*merged), in_double.index_fill(0, some, True)
+
+
+def _in_double(given: Interval) -> Interval:
+    return Interval(given.lower.double(), given.upper.double())
 
 
 def certify(
@@ -222,7 +276,7 @@ def certify(
 
 def _certify_part(certifier: Certifier, region: Region, label: Tensor, prediction: Tensor, begin: int) -> Certificates:
     clock = time.perf_counter()
-    verdict, in_double = certifier.decide(region, label)
+    verdict, in_double = certifier.decide(region, label, again=shortened)
     # A misclassified sample has radius 0. Where the real-valued network is certified, only the forward pass is wrong.
     wrong = (prediction != label) & ~verdict.certified
     radius = torch.where(wrong, torch.zeros_like(verdict.radius), verdict.radius)
@@ -270,7 +324,7 @@ def envelope(
         network.check_inside(region)
     with plain_products(graph.device) if rigorous else nullcontext():
         certifier = Certifier(network, method, relaxation, rigorous)
-        return certifier.envelope(graph, region, label)
+        return certifier.envelope(certifier.passes(graph, region), label)
 
 
 def bounds(

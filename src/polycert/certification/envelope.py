@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polycert.bounding.backward import LOWER
+from polycert.bounding.backward import LOWER, Pass
 from polycert.bounding.methods import get_method, passes
 from polycert.errors import PolycertError
 from polycert.forms import Dense, Differences, Form
@@ -142,15 +142,16 @@ def envelopes(
     graph: Graph, region: Region, label: Tensor, method: str, relaxation: str, rounding: Rounding | None
 ) -> list[Envelope]:
     """The envelopes of a batch, one for each relaxation that the name stands for."""
-    form, classes = margin_rows(graph, label)
-    final = get_method(method).final
-    found = []
-    for run in passes(graph, region, method, relaxation, rounding):
-        bound = final(run, form, LOWER)
-        slope = bound.form.dense().coef
-        slope = slope.expand(max(len(region.x), slope.shape[0]), *slope.shape[1:])
-        found.append(Envelope(slope, bound.offset, classes, region, bound.slack, rounding))
-    return found
+    return [envelope_of(run, label, method) for run in passes(graph, region, method, relaxation, rounding)]
+
+
+def envelope_of(run: Pass, label: Tensor, method: str) -> Envelope:
+    """The envelope of a batch by one pass of a method."""
+    form, classes = margin_rows(run.graph, label)
+    bound = get_method(method).final(run, form, LOWER)
+    slope = bound.form.dense().coef
+    slope = slope.expand(max(len(run.region.x), slope.shape[0]), *slope.shape[1:])
+    return Envelope(slope, bound.offset, classes, run.region, bound.slack, run.rounding)
 
 
 def better(first: Envelope, second: Envelope) -> Envelope:

@@ -2,6 +2,10 @@
 
 At every eps that is tried, `min(eps, d(eps))` is certified, where d is the distance to the envelope built for eps. The
 result is the lower end of the bracket, which one of the evaluations has certified.
+
+A rigorous search guesses by bounds without error terms, as these mislead the guesses, and then proves the lower end of
+the bracket. Where the proof comes out so much smaller that the bracket is wider than the tolerance, the search goes on
+with proofs alone.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Real
 from typing import NamedTuple
 
@@ -41,6 +46,7 @@ class Bracket(NamedTuple):
 
     low: Tensor  # [batch]
     high: Tensor  # [batch]
+    source: Tensor  # [batch]: the eps whose envelope certified `low`; 0 if there is none
     certified: Tensor  # the point of the margin at the largest certified eps
     failed: Tensor  # the point of the margin at the smallest failed eps
     before: Tensor  # the earlier point of the margin on the side that was tried last
@@ -224,11 +230,12 @@ class RadiusSearch:
         bracket = _first(outputs.double(), label, self.upper)
         # All strategies try the middle first: that evaluation is shared, and counted for each.
         beyond_eps = any(STRATEGIES[name].beyond_eps for name in strategies)
-        tried = self._tried(region, label, bracket, _middle, beyond_eps=beyond_eps)
+        tried = self._tried(region, label, bracket, _middle, self.guesser, beyond_eps=beyond_eps)
         found = []
         for name in strategies:
             strategy = STRATEGIES[name]
-            end = self._closed(region, label, _moved(bracket, tried, strategy.partial), strategy)
+            end = self._closed(region, label, _moved(bracket, tried, strategy.partial), strategy, self.guesser)
+            end, proofs = self._proved(region, label, bracket, end, strategy)
             index = torch.arange(here.start, here.start + len(label), device=label.device)
             found.append(
                 Radii(
@@ -238,6 +245,7 @@ class RadiusSearch:
                     radius=end.low,
                     failed=end.high,
                     evaluations=end.evaluations,
+                    proofs=proofs,
                     norm=region.norm,
                     method=self.certifier.method,
                     relaxation=self.certifier.relaxation,
@@ -249,16 +257,59 @@ class RadiusSearch:
             )
         return found
 
-    def _closed(self, region: Region, label: Tensor, bracket: Bracket, strategy: Strategy) -> Bracket:
+    @cached_property
+    def guesser(self) -> Certifier:
+        """What evaluates the guesses."""
+        return replace(self.certifier, rigorous=False)
+
+    def _proved(
+        self, region: Region, label: Tensor, before: Bracket, guessed: Bracket, strategy: Strategy
+    ) -> tuple[Bracket, Tensor]:
+        """Brackets whose lower end is proved, if the search is rigorous, and how many rigorous bounds that took."""
+        none = torch.zeros_like(guessed.evaluations)
+        if not self.certifier.rigorous:
+            return guessed, none
+        # Where the guesses overflow, which float64 may not, the search begins anew.
+        overflown = (
+            ((guessed.low == 0) & ~torch.isfinite(guessed.failed[:, 1]) & (before.high > 0)).nonzero().squeeze(1)
+        )
+        start = guessed._replace(low=torch.zeros_like(guessed.low)).put(overflown, before.at(overflown))
+        active = (guessed.low > 0).nonzero().squeeze(1)
+        eps, high = guessed.source[active], guessed.high[active]
+
+        def proved(verdict: BatchVerdict) -> Tensor:
+            return _proved_radius(eps, verdict, strategy.partial)
+
+        def too_short(verdict: BatchVerdict) -> Tensor:
+            return high - proved(verdict) > self.tolerance
+
+        start = start._replace(evaluations=none.index_fill(0, active, 1))
+        if len(active):
+            verdict, _ = self.certifier.decide(replace(region[active], eps=eps), label[active], again=too_short)
+            low = start.low.index_put((active,), proved(verdict))
+            start = start._replace(low=low, high=torch.maximum(start.high, low))
+        end = self._closed(region, label, start, strategy, self.certifier)
+        return end._replace(evaluations=guessed.evaluations), end.evaluations
+
+    def _closed(
+        self, region: Region, label: Tensor, bracket: Bracket, strategy: Strategy, certifier: Certifier
+    ) -> Bracket:
         """The brackets at the end: evaluate until none is wider than the tolerance."""
         while True:
-            tried = self._tried(region, label, bracket, strategy.propose, beyond_eps=strategy.beyond_eps)
+            tried = self._tried(region, label, bracket, strategy.propose, certifier, beyond_eps=strategy.beyond_eps)
             if tried is None:
                 return bracket
             bracket = _moved(bracket, tried, strategy.partial)
 
     def _tried(
-        self, region: Region, label: Tensor, bracket: Bracket, propose: Proposal, *, beyond_eps: bool
+        self,
+        region: Region,
+        label: Tensor,
+        bracket: Bracket,
+        propose: Proposal,
+        certifier: Certifier,
+        *,
+        beyond_eps: bool,
     ) -> Tried | None:
         """One evaluation of the samples whose bracket is wider than the tolerance; None if there are none."""
         wide = (bracket.high - bracket.low > self.tolerance) & (bracket.evaluations < MAX_EVALUATIONS)
@@ -266,7 +317,7 @@ class RadiusSearch:
         if len(active) == 0:
             return None
         here = replace(region[active], eps=propose(bracket.at(active), self.tolerance))
-        verdict, _ = self.certifier.decide(here, label[active], beyond_eps=beyond_eps)
+        verdict, _ = certifier.decide(here, label[active], beyond_eps=beyond_eps)
         return Tried(active, here.eps, verdict)
 
 
@@ -293,13 +344,18 @@ def _first(outputs: Tensor, label: Tensor, upper: float) -> Bracket:
     high = torch.where(margin > 0, torch.full_like(zero, upper), zero)
     nowhere = zero.new_full((len(zero), 2), torch.nan)
     count = torch.zeros_like(label)
-    return Bracket(zero, high, _points(zero, margin), *(nowhere,) * 5, margin, count, count)
+    return Bracket(zero, high, zero, _points(zero, margin), *(nowhere,) * 5, margin, count, count)
+
+
+def _proved_radius(eps: Tensor, verdict: BatchVerdict, partial: bool) -> Tensor:
+    """The radius that a verdict at `eps` proves; with `partial` also one below eps."""
+    return torch.where(verdict.certified, eps, verdict.radius if partial else torch.zeros_like(eps))
 
 
 def _narrowed(bracket: Bracket, eps: Tensor, verdict: BatchVerdict, partial: bool) -> Bracket:
     """The bracket after a verdict at `eps`: `low` moves up to what was proved, and `high` to an eps that failed."""
     yes = verdict.certified
-    proved = torch.where(yes, eps, verdict.radius if partial else torch.zeros_like(eps))
+    proved = _proved_radius(eps, verdict, partial)
     low = torch.maximum(bracket.low, proved)
     high = torch.where(yes, bracket.high, eps)
     gap = torch.where(verdict.distance > 0, verdict.distance - eps, torch.nan)
@@ -311,6 +367,7 @@ def _narrowed(bracket: Bracket, eps: Tensor, verdict: BatchVerdict, partial: boo
     return Bracket(
         low,
         torch.maximum(high, low),
+        torch.where(proved > bracket.low, eps, bracket.source),
         certified=torch.where(on_yes, here, bracket.certified),
         failed=torch.where(on_yes, bracket.failed, here),
         before=torch.where(on_yes, bracket.certified, bracket.failed),

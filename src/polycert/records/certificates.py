@@ -84,12 +84,13 @@ class Radii(SampleRecords):
         prediction: the model's own class.
         radius: the certified end of the bracket, float64.
         failed: the smallest eps that was tried and whose ball was not certified; the upper end if all were certified.
-        evaluations: how often bounds were computed.
+        evaluations: how often bounds were computed to find the radius.
+        proofs: how often bounds were computed to prove it, all rounding covered; 0 if the search is not rigorous.
         norm, box, method, relaxation, rigorous, strategy, upper, tolerance: what was asked.
         network, version: as in `Provenance`.
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = ("index", "label", "prediction", "radius", "failed", "evaluations")
+    COLUMNS: ClassVar[tuple[str, ...]] = ("index", "label", "prediction", "radius", "failed", "evaluations", "proofs")
     ASKED: ClassVar[tuple[str, ...]] = ("method", "relaxation", "rigorous", "strategy", "upper", "tolerance")
 
     index: Tensor
@@ -98,6 +99,7 @@ class Radii(SampleRecords):
     radius: Tensor
     failed: Tensor
     evaluations: Tensor
+    proofs: Tensor
     method: str
     relaxation: str
     rigorous: bool

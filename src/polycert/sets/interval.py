@@ -125,6 +125,18 @@ class Interval(NamedTuple):
             return centre, (self.upper - self.lower) / 2
         return centre, torch.maximum(self.upper - centre, centre - self.lower)
 
+    def meet(self, other: Interval) -> Interval:
+        """The intersection with other bounds of the same values.
+
+        Rounding in a pass that is not rigorous may make two intervals miss each other: one point is left then.
+        """
+        lower = torch.maximum(self.lower, other.lower)
+        return Interval(lower, torch.maximum(torch.minimum(self.upper, other.upper), lower))
+
+    def of(self, samples: Tensor) -> Interval:
+        """The bounds of some samples."""
+        return Interval(self.lower[samples], self.upper[samples])
+
     @property
     def known(self) -> Interval:
         """The interval with infinite ends in place of those that bound nothing: see `at_least`."""
