@@ -106,7 +106,7 @@ class Activation(Op):
 
     @abstractmethod
     def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """CROWN's slopes of the lower and the upper line."""
+        """CROWN's slopes of the lower and the upper line: those of the lines that are nearest where it matters."""
 
     @abstractmethod
     def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
@@ -138,6 +138,21 @@ class Activation(Op):
 
 
 CLOSE = 1e-3  # ends closer than this: a difference quotient cancels, the derivative in the middle is as good
+
+
+LEAN = 0.2  # measured: on random, trained and public networks, from 2 to 7 layers deep, 0.15 to 0.3 are about as good
+
+
+def nearest_at(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The points of the interval at which the lower and the upper line of `adaptive` come as near as they can.
+
+    A line that is as near as possible in the middle has the least area between itself and the function. But a bound
+    uses the lower line where it falls with small values of the unit, and these are what the worst inputs give. So the
+    area counts more there: with a weight that falls along a line from `1 + 3 LEAN` at the lower end to `1 - 3 LEAN` at
+    the upper end, whose centre is the point returned. For the upper line it is the other way around.
+    """
+    near, far = (1 + LEAN) / 2, (1 - LEAN) / 2
+    return near * lower + far * upper, far * lower + near * upper
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,14 +189,16 @@ class SmoothActivation(Activation):
         return torch.where(wide, (self.value(upper) - self.value(lower)) / width, self.slope((lower + upper) / 2))
 
     def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the chord and the tangents at the ends and in the middle, those whose lines are nearest in the middle."""
+        """Of the chord and of tangents at the ends and at `nearest_at`, those whose lines are nearest there."""
         with torch.no_grad():
-            middle = (lower + upper) / 2
-            slopes = torch.stack([self.chord(lower, upper), *(self.slope(z) for z in (lower, middle, upper))])
-            low, high = self.offset_range(slopes, lower.expand_as(slopes), upper.expand_as(slopes))
-            below = (slopes * middle + low).argmax(0, keepdim=True)
-            above = (slopes * middle + high).argmin(0, keepdim=True)
-            return slopes.gather(0, below)[0], slopes.gather(0, above)[0]
+            below, above = nearest_at(lower, upper)
+            common = [self.chord(lower, upper), self.slope(lower), self.slope(upper)]
+            low_slopes, high_slopes = (torch.stack([*common, self.slope(at)]) for at in (below, above))
+            ends = lower.expand_as(low_slopes), upper.expand_as(low_slopes)
+            low = low_slopes * below + self.offset_range(low_slopes, *ends).lower
+            high = high_slopes * above + self.offset_range(high_slopes, *ends).upper
+            lowest, highest = low.argmax(0, keepdim=True), high.argmin(0, keepdim=True)
+            return low_slopes.gather(0, lowest)[0], high_slopes.gather(0, highest)[0]
 
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """The extent without a slope."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polycert.rules.activation import SmoothActivation
+from polycert.rules.activation import SmoothActivation, nearest_at
 from polycert.rules.examples import activated
 from polycert.rules.op import OnnxFile
 from polycert.rules.registry import Call, rule
@@ -25,6 +25,11 @@ class Convex(SmoothActivation):
     @abstractmethod
     def touching(self, slope: Tensor) -> Tensor:
         """The point with `f'(z) = slope`, or on the side where it would be; any other point only loosens."""
+
+    def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """The tangent where the lower line is to be nearest, and the chord: no sound line is nearer, there or anywhere."""
+        with torch.no_grad():
+            return self.slope(nearest_at(lower, upper)[0]), self.chord(lower, upper)
 
     def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Largest at an end, least where the slope touches or at an end."""
