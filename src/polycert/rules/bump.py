@@ -21,7 +21,7 @@ TANGENT_STEPS = 30  # these only choose a slope
 class Bump(SmoothActivation):
     """Convex in `[-bend, bend]`, concave beyond, and straight further out than `reach` to all digits.
 
-    `f(z) - z / 2` is even, and least at 0.
+    It falls left of `-bend`. `f(z) - z / 2` is even.
     """
 
     bend: float
@@ -30,14 +30,15 @@ class Bump(SmoothActivation):
     def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Of all sound lines those that are nearest at the points `nearest_at`.
 
-        The lower one touches the greatest convex function below. That is the function itself between two points of its
-        convex part, and straight from there to both ends: it goes on along the tangents through them. The upper one
-        touches the least concave function above. That is the function itself left of a point of the left concave part
-        or right of a point of the right one, and straight from there to the other end. No line touches both concave
-        parts, as the function falls in the left one and its derivative is above 1 in the right one.
+        The lower one touches the greatest convex function below there. That is the function itself between two points
+        of its convex part. Left and right of them it is straight: the tangents that meet the ends of the interval.
+        The upper one touches the least concave function above. That is the function itself left of a point of the left
+        concave part, or right of a point of the right one, and straight from there to the other end. No line touches
+        both concave parts, as the derivative is below 0 in the left one and above 1 in the right one.
         """
         with torch.no_grad():
-            below, above = nearest_at(lower, upper)
+            chord = self.chord(lower, upper)
+            below, above = nearest_at(lower, upper, chord.sign())
             far = max(self.reach, self.bend)
             left, convex, right = (
                 Interval(lower.clamp(*part), upper.clamp(*part))
@@ -51,16 +52,15 @@ class Bump(SmoothActivation):
             low_at = torch.minimum(torch.maximum(below, first), last)
             in_left, in_right = left_last > left.lower, right_first < right.upper
             high_at = torch.where(in_left, torch.minimum(above, left_last), torch.maximum(above, right_first))
-            chord = self.chord(lower, upper)
             low = torch.where(first < last, self.slope(low_at), chord)
             return low, torch.where(in_left | in_right, self.slope(high_at), chord)
 
     def _tangents_through(self, end: Tensor, near: Tensor, far: Tensor) -> Tensor:
-        """Points of one convex and one concave part whose tangents meet an end of the interval, `[4, ...]`.
+        """Points of the convex part (the first two rows) and of a concave one whose tangents meet an `end`, `[4, ...]`.
 
-        The first two rows are about the convex part, the others about a concave one, which lies between `near`, the
-        side of the `end`, and `far`. Between the point and `far` all tangents pass the end on the safe side: below the
-        function where it is convex, above it where it is concave. The point is `far` if none does.
+        The part lies between `near`, the side of the end of the interval, and `far`. Tangents between the point and
+        `far` pass the end on the safe side: below the function in the convex part, above it in a concave one. The
+        point is `far` where none does.
         """
         turn = end.new_tensor([1, 1, -1, -1]).reshape(-1, *(1,) * (end.dim() - 1))
         value = self.value(end)

@@ -27,9 +27,10 @@ class Convex(SmoothActivation):
         """The point with `f'(z) = slope`, or on the side where it would be; any other point only loosens."""
 
     def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """The tangent where the lower line is to be nearest, and the chord: no sound line is nearer, there or anywhere."""
+        """The tangent where the lower line is to be nearest, and the chord, which is nearest everywhere."""
         with torch.no_grad():
-            return self.slope(nearest_at(lower, upper)[0]), self.chord(lower, upper)
+            chord = self.chord(lower, upper)
+            return self.slope(nearest_at(lower, upper, chord.sign())[0]), chord
 
     def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Largest at an end, least where the slope touches or at an end."""
