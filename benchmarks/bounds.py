@@ -1,4 +1,4 @@
-"""Speed and memory of bounds and of training steps: a table of ratios within one run.
+"""Measure time and memory of bounds and of training steps, as a table of ratios within one run.
 
 Usage: python benchmarks/bounds.py [--only TEXT] [--json FILE] [--markdown FILE]
 
@@ -31,7 +31,7 @@ METHODS = [
     ("crown", "adaptive"),
     ("forward", "parallel"),
 ]
-SLOW = {("CNN7", "crown"): 1, ("CNN7", "forward"): 1}  # largest batch: all units take a minute an image
+SLOW = {("CNN7", "crown"): 1, ("CNN7", "forward"): 1}  # largest batch, as one image takes a minute
 BATCHES = {"FC1": (1, 10, 20, 100), "MNIST CNN": (1, 10, 20, 100), "CIFAR CNN": (1, 10, 100)}
 GIGA = 1e9
 SHORT, LONG = 0.25, 20  # seconds
@@ -52,7 +52,10 @@ class Row:
 
 
 def seconds(work: Callable[[], object], repeat: int = 4) -> float:
-    """CPU time of the fastest repetition, after one to warm up: of so many, and more of what is short; one if long."""
+    """Return the CPU time of the fastest of `repeat` repetitions, after one to warm up.
+
+    Short work is repeated more often, and long work runs only once.
+    """
     begin = time.process_time()
     work()
     first = time.process_time() - begin
@@ -67,13 +70,13 @@ def seconds(work: Callable[[], object], repeat: int = 4) -> float:
 
 
 def sgemm_rate() -> float:
-    """Floating-point operations a second of a large product, now."""
+    """Return the floating-point operations a second of a large product, measured now."""
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     return 2 * 1024**3 / seconds(lambda: a @ b, 8)
 
 
 def peak_memory(work: Callable[[], object]) -> float | None:
-    """Megabytes above the memory in use before; None where the system does not say."""
+    """Return the peak of the work in megabytes above the memory in use before; None where the system does not say."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not reset.exists():
         return None
@@ -85,18 +88,19 @@ def peak_memory(work: Callable[[], object]) -> float | None:
 
 
 def _status(file: Path, key: str) -> int:
+    """Return a figure of the process's status, in kilobytes."""
     return int(next(line for line in file.read_text().splitlines() if line.startswith(key)).split()[1])
 
 
 def measured(network: str, name: str, batch: int, plain: float, need: int, work: Callable[[], object]) -> Row:
-    """A line of the table: `plain` seconds is a forward pass of the batch, `need` operations one image."""
+    """Return a line: a forward pass takes `plain` seconds a batch, and the work needs `need` operations an image."""
     spent, rate = seconds(work), sgemm_rate()
     memory, ideal = peak_memory(work), batch * need / rate
     return Row(network, name, batch, 1e3 * spent / batch, memory, spent / plain, need / GIGA, spent / ideal)
 
 
 def certify_rows(given: Subject) -> Iterator[Row]:
-    """Every method on every batch size; `crown` with distances is PEC."""
+    """Yield a line for every method and batch size; `crown` with distances is PEC."""
     graph = given.net.bind()
     for batch in BATCHES.get(given.name, (1, 4)):
         x, y = given.x[:batch], given.y[:batch]
@@ -122,7 +126,7 @@ def certify_rows(given: Subject) -> Iterator[Row]:
 
 
 def training_rows(given: Subject, batch: int) -> Iterator[Row]:
-    """One step of each loss: value and gradients; three times the operations of the bounds."""
+    """Yield a line for a step of each loss; with gradients it needs three times the operations of the bounds."""
     x, y, graph = given.x[:batch], given.y[:batch], given.net.bind()
     losses = {
         "C-PER": (pc.losses.PER(method="crown"), "crown"),
@@ -142,7 +146,7 @@ def training_rows(given: Subject, batch: int) -> Iterator[Row]:
 
 
 def rows(only: str) -> Iterator[Row]:
-    """All lines whose network matches."""
+    """Yield the lines of the networks whose name contains `only`."""
     for name in ("FC1", "MNIST CNN", "CIFAR CNN", "ResNet", "CNN7"):
         if only.lower() not in name.lower():
             continue
@@ -154,7 +158,7 @@ def rows(only: str) -> Iterator[Row]:
 
 
 def markdown(found: list[Row]) -> str:
-    """The table as text."""
+    """Return the table as Markdown."""
     names = ("network", "work", "batch", "ms/image", "peak MB", "/ forward", "GFLOP/image", "/ sgemm")
     cells = [
         (

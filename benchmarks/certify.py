@@ -1,9 +1,9 @@
-"""Speed of certification as ratios within one run: one thread, CPU time, the best of several repetitions.
+"""Measure certification as ratios within one run: one thread, CPU time, the best of several repetitions.
 
 Usage: python benchmarks/certify.py [--samples 400] [--repeat 5]
 
 Networks: the released checkpoints where they are found (`$POLYCERT_SHARED`, or `shared` beside the project), else
-random networks of the same shapes. Printed:
+random networks of the same shapes. It prints:
 
 - FC1: certification against its own final dense product (the coefficients of all margins, at the same batch size);
 - PEC against plain CROWN (margins without distances), on FC1 and the CNN;
@@ -32,7 +32,7 @@ CHECKPOINTS = {
 
 
 def network(name: str) -> pc.Network:
-    """A released checkpoint, or a random network of its shape."""
+    """Return a released checkpoint, or a random network of its shape."""
     file, architecture = CHECKPOINTS[name]
     folder = Path(os.environ.get("POLYCERT_SHARED", Path(__file__).parents[2] / "shared"))
     if (folder / "zoo" / file).is_file():
@@ -42,7 +42,7 @@ def network(name: str) -> pc.Network:
 
 
 def seconds(work: Callable[[], object], repeat: int) -> float:
-    """CPU time of the fastest repetition, after one to warm up."""
+    """Return the CPU time of the fastest repetition, after one to warm up."""
     work()
     best = math.inf
     for _ in range(repeat):
@@ -53,7 +53,7 @@ def seconds(work: Callable[[], object], repeat: int) -> float:
 
 
 def margins_only(net: pc.Network, x: torch.Tensor, y: torch.Tensor, ball: pc.Ball, batch: int) -> torch.Tensor:
-    """Plain CROWN: predictions and the margins' lower bounds, no distances."""
+    """Compute plain CROWN without distances; returns the lower bound of each sample's worst margin, `[n]`."""
     certifier = Certifier(net, "crown", "parallel", rigorous=False)
     region = ball.at(x)
     found = []

@@ -1,4 +1,4 @@
-"""Two of the paper's claims on one model: the iterations of Algorithm 1, and what PEC costs over plain CROWN.
+"""Measure two of the paper's claims on one model: the iterations of Algorithm 1, and what PEC costs over plain CROWN.
 
 Usage: python benchmarks/claims.py MODEL --dataset mnist --eps 0.1 [--norm 2] [--samples 500] --out FILE.json
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def iterations(net: pc.Network, x: Tensor, y: Tensor, ball: pc.Ball) -> Counter[int]:
-    """How often Algorithm 1 took so many rounds, over all distances of samples that are inside their envelope."""
+    """Return how many distances of samples inside their envelope take each number of rounds of Algorithm 1."""
     counts: Counter[int] = Counter()
     for inputs, labels in zip(x.split(50), y.split(50), strict=True):
         with torch.no_grad():
@@ -78,9 +78,10 @@ def iterations(net: pc.Network, x: Tensor, y: Tensor, ball: pc.Ball) -> Counter[
 
 
 def greedy(weight: Tensor, room: Tensor, gap: Tensor, norm: float) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 with |a|, the room of each coordinate and b: the norm (infinite if out of reach) and the rounds.
+    """Run Algorithm 1 with |a|, the room of each coordinate and b; returns the norm and the number of rounds.
 
-    What leaves the box is fixed at its border, and the optimum over the rest (Eq. (5)) taken anew.
+    Coordinates that leave the box are fixed at its border, and the optimum over the others (Eq. (5)) is computed again.
+    The norm is infinite if the box does not reach the border.
     """
     fixed = torch.zeros_like(weight, dtype=torch.bool)
     rounds = torch.zeros_like(gap, dtype=torch.long)
@@ -98,7 +99,7 @@ def greedy(weight: Tensor, room: Tensor, gap: Tensor, norm: float) -> tuple[Tens
 
 
 def overhead(net: pc.Network, x: Tensor, y: Tensor, ball: pc.Ball, repeat: int) -> float:
-    """Per cent of CPU time that distances add to predictions and bounds of the margins."""
+    """Return the per cent of CPU time that distances add to predictions and bounds of the margins."""
     batch = batch_size_for(net.bind())
     with_distances = seconds(lambda: pc.certify(net, x, y, ball, rigorous=False, batch_size=batch, threads=1), repeat)
     return 100 * (with_distances / seconds(lambda: margins_only(net, x, y, ball, batch), repeat) - 1)

@@ -1,4 +1,4 @@
-"""CPU time of exact decisions on the samples that bounds and an attack leave open.
+"""Measure the CPU time of exact verdicts on the samples that bounds and an attack leave open.
 
 `python benchmarks/exact.py [--first N] [--limit N] [MODEL.npz …]`, by default FC1 and CNN C-PER+at of the released
 checkpoints. One thread. A sample counts if neither `crown` with `best` proves it nor the attack of `verify` breaks it;
@@ -29,16 +29,16 @@ BALL = pc.Ball(float("inf"), 0.1, 0.0, 1.0)
 
 
 def undecided(net: pc.Network, x: torch.Tensor, y: torch.Tensor) -> list[int]:
-    """Positions that neither bounds nor the attack settle."""
+    """Return the positions of samples that neither bounds nor the attack decide."""
     proved = pc.certify(net, x, y, BALL, relaxation="best").certified
     asked, region = VerificationSettings(), BALL.at(x)
     options = {"steps": asked.attack_steps, "restarts": asked.attack_restarts, "seed": asked.seed}
-    hits = attack_region(net.bind(), region, y, torch.arange(len(x)), until_success=True, **options)
-    return (~proved & ~hits.success).nonzero().flatten().tolist()
+    found = attack_region(net.bind(), region, y, torch.arange(len(x)), until_success=True, **options)
+    return (~proved & ~found.success).nonzero().flatten().tolist()
 
 
 def measure(path: Path, first: int, limit: int, timeout: float) -> None:
-    """One line for one model."""
+    """Measure one model, and print a line."""
     net, data = pc.load(path), pc.data.load("mnist", "test")
     x, y = data.x[first : first + limit], data.y[first : first + limit]
     seconds, statuses = [], Counter()

@@ -1,4 +1,4 @@
-"""How many floating-point operations bounds need: what an ideal program could not do without."""
+"""The number of floating-point operations that even an ideal program needs for bounds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from polycert.rules.conv2d import Conv2d
 
 
 def forward_flops(graph: Graph, last: int | None = None) -> int:
-    """One sample through the affine layers (up to node `last`)."""
+    """Return the operations of one sample's pass through the affine layers (up to node `last`)."""
     nodes = graph.nodes if last is None else [graph.nodes[k] for k in graph.ancestors(last)]
     return sum(2 * math.prod(node.shape) * _fan_in(node.op) for node in nodes)
 
 
 def bound_flops(graph: Graph, method: str) -> int:
-    """Bounds of the margins of one sample, with the prediction."""
+    """Return the operations of bounds of one sample's margins, with its prediction."""
     margins = math.prod(graph.output_shape) - 1
     hidden = [graph.nodes[k].inputs[0] for k in graph.activations]
     predict = forward_flops(graph)
@@ -36,13 +36,17 @@ def bound_flops(graph: Graph, method: str) -> int:
 
 
 def _fan_in(op: object) -> int:
+    """Return how many inputs an output of the op depends on; 0 if the op has no weights."""
     if isinstance(op, MatMul):
         return int(op.weight.shape[1])
     return int(op.weight[0].numel()) if isinstance(op, Conv2d) else 0
 
 
 def _row_flops(graph: Graph, target: int) -> int:
-    """One row over a node pulled to the input; its own weights are there already, and windows stay windows."""
+    """Return the operations that pull one row over a node to the input.
+
+    The node's own weights are the row already, and windows stay windows.
+    """
     total, begun = 0, False
     for index, size in row_sizes(graph, target):
         op = graph.nodes[index].op

@@ -1,4 +1,4 @@
-"""How the cost of bounds and training steps grows with samples, width and depth: measured exponents and a plot.
+"""Measure how the cost of bounds and training steps grows with samples, width and depth, as exponents and a plot.
 
 Usage: python benchmarks/growth.py [--small] [--out paper/results/table5/growth.json] [--plot docs/images/growth.png]
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import polycert as pc
 
-# What is varied, and the sizes; where not varied: 20 samples, 256 units, 2 hidden layers.
+# What is varied, and its sizes. The others stay at 20 samples, 256 units and 2 hidden layers.
 Axes = dict[str, tuple[int, ...]]
 LARGE: Axes = {"samples": (25, 100, 400, 1600), "width": (128, 256, 512, 1024, 2048), "depth": (1, 2, 4, 8)}
 SMALL: Axes = {"samples": (25, 100, 400), "width": (128, 256, 512), "depth": (1, 2, 4)}
@@ -34,7 +34,7 @@ Work = Callable[[pc.Network, Tensor], object]
 
 
 def net(width: int, depth: int) -> pc.Network:
-    """`depth` hidden layers of `width` units."""
+    """Return a random network with `depth` hidden layers of `width` units."""
     torch.manual_seed(0)
     sizes = [784, *[width] * depth]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -44,12 +44,12 @@ def net(width: int, depth: int) -> pc.Network:
 
 
 def bounds(method: str) -> Work:
-    """Bounds of the margins and distances."""
+    """Return a function that computes bounds of the margins, and distances."""
     return lambda subject, x: pc.certify(subject, x, None, BALL, method=method, rigorous=False)
 
 
 def step(loss: pc.losses.Loss) -> Work:
-    """A loss and its gradients."""
+    """Return a function that computes a loss and its gradients."""
 
     def run(subject: pc.Network, x: Tensor) -> None:
         loss(subject, x, torch.arange(len(x)) % 10, BALL).backward()
@@ -71,14 +71,14 @@ WORKS: dict[str, Work] = {
 
 
 def cost(work: Work, samples: int = 20, width: int = 256, depth: int = 2) -> float:
-    """Seconds for all samples."""
+    """Return the seconds that the work takes on all samples."""
     subject = net(width, depth)
     x = torch.rand(samples, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     return seconds(lambda: work(subject, x), repeat=2)
 
 
 def exponent(sizes: tuple[int, ...], costs: list[float]) -> float:
-    """Slope in logarithms, least squares over the last three points."""
+    """Return the slope of the logarithms, by least squares over the last three points."""
     x, y = ([math.log(v) for v in values[-3:]] for values in (sizes, costs))
     mean_x, mean_y = sum(x) / 3, sum(y) / 3
     rise = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
@@ -115,14 +115,14 @@ def measure(name: str, work: Work, axes: Axes, record: Record) -> None:
 
 
 def store(record: Record, path: Path | None) -> None:
-    """Write the record, if asked for."""
+    """Write the record, if a path is given."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def plot(milliseconds: dict[str, dict[str, list[float]]], axes: Axes, path: Path) -> None:
-    """Cost over each size, both logarithmic."""
+    """Draw the cost over each size, both logarithmic."""
     figure, panels = plt.subplots(1, 3, figsize=(10, 3.2), constrained_layout=True)
     for panel, (axis, sizes) in zip(panels, axes.items(), strict=True):
         for name, own in milliseconds.items():

@@ -29,7 +29,7 @@ class Subject:
 
 
 class Residual(nn.Module):
-    """Two convolutions with batch norm, and a way around them."""
+    """A residual block: two convolutions with batch norm, and a skip connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -38,19 +38,19 @@ class Residual(nn.Module):
         self.around = nn.Conv2d(inputs, outputs, 1, stride) if stride > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Both ways, added."""
+        """Return the sum of both paths, after a ReLU."""
         return (self.second(self.first(x).relu()) + self.around(x)).relu()
 
 
 def resnet() -> nn.Module:
-    """A small residual network for CIFAR-10."""
+    """Return a small residual network for CIFAR-10."""
     stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     body = [Residual(16, 16, 1), Residual(16, 32, 2), Residual(32, 32, 2)]
     return nn.Sequential(*stem, *body, nn.Flatten(), nn.Linear(32 * 8 * 8, 10))
 
 
 def cnn7() -> nn.Module:
-    """Five convolutions with batch norm and two dense layers for CIFAR-10."""
+    """Return a network of five convolutions with batch norm and two dense layers for CIFAR-10."""
     layers: list[nn.Module] = []
     channels = 3
     for out, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (128, 1)):
@@ -60,7 +60,7 @@ def cnn7() -> nn.Module:
 
 
 def subject(name: str, count: int) -> Subject:
-    """One of the networks below with its first `count` inputs."""
+    """Return a network by name, with its first `count` inputs."""
     checkpoints = {
         "FC1": ("relu_linf__mnist_fc1/mnist_fc1_l1_c-per.npz", fc1, MNIST),
         "MNIST CNN": ("relu_linf__mnist_cnn/mnist_cnn_l1_c-per.npz", cnn, MNIST),
@@ -73,13 +73,13 @@ def subject(name: str, count: int) -> Subject:
         net = pc.load(SHARED / "zoo" / file) if trained else pc.capture(build(architecture(shape)), shape)
     else:
         shape, trained = CIFAR, False
-        net = pc.capture(_settled({"CNN7": cnn7, "ResNet": resnet}[name]()), shape)
+        net = pc.capture(_with_statistics({"CNN7": cnn7, "ResNet": resnet}[name]()), shape)
     x, y = _inputs(shape, count)
     return Subject(name, net, x, y, pc.Ball(eps=0.1 if shape == MNIST else 2 / 255, low=0.0, high=1.0), trained)
 
 
-def _settled(module: nn.Module) -> nn.Module:
-    """Batch norms that have seen a few batches, in evaluation."""
+def _with_statistics(module: nn.Module) -> nn.Module:
+    """Return the module in evaluation mode, after its batch norms have seen a few batches."""
     module.train()
     with torch.no_grad():
         for _ in range(20):
@@ -88,6 +88,7 @@ def _settled(module: nn.Module) -> nn.Module:
 
 
 def _inputs(shape: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
+    """Return the first inputs and labels of the data set of a shape; random ones if there is no CIFAR-10."""
     if shape == MNIST:
         sample = pc.data.load("mnist-sample", "test")
         return sample.x[:count], sample.y[:count]

@@ -1,4 +1,4 @@
-"""The search for the largest certified radius on the released FC1 checkpoints: what it costs, where strategies differ.
+"""Measure the search for the largest radius on the released FC1 checkpoints: its cost, and where strategies differ.
 
 Usage: python benchmarks/search.py [--samples 2000]   (needs `$POLYCERT_SHARED`, or `shared` beside the project)
 

@@ -1,9 +1,10 @@
-"""Cost of a training step and what the trainer adds to it: one thread, CPU time, medians of alternating repetitions.
+"""Measure a training step and what the trainer adds to it: one thread, CPU time, medians of alternating repetitions.
 
 Usage: python benchmarks/training.py [--steps 10] [--repeat 5] [--cnn]
 
-Bare: the loss, its gradient and a step of Adam on one batch of 100. Trainer: the same steps taken by `polycert train`,
-with its draws, schedules, clipping and averaging, and an epoch's order, validation and checkpoint spread over it.
+The column `bare` is the loss, its gradient and a step of Adam on one batch of 100. The column `trainer` is the same
+step by `polycert train`, with its draws, schedules, clipping and averaging. The column `epoch` is a step's share of
+an epoch's order, validation and checkpoint.
 """
 
 import argparse
@@ -43,14 +44,14 @@ FIXED = {
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """CPU time."""
+    """Return the CPU time of the work."""
     begin = time.process_time()
     work()
     return time.process_time() - begin
 
 
 def run_of(method: str, architecture: str, folder: Path) -> Run:
-    """A run on MNIST (`polycert data mnist`)."""
+    """Return a run on MNIST (`polycert data mnist`)."""
     values = FIXED | {"architecture": architecture, "method": method} | METHODS[method]
     if architecture == "cnn":
         values |= {"certified": 100, **({"subsample": 20} if "subsample" in values else {})}
@@ -58,7 +59,7 @@ def run_of(method: str, architecture: str, folder: Path) -> Run:
 
 
 def measure(method: str, architecture: str, steps: int, repeat: int) -> tuple[float, float, float]:
-    """Seconds of a bare step, of the trainer's, and of its epoch's fixed part per step."""
+    """Return the seconds of a bare step, of the trainer's step, and of an epoch's fixed part for each step."""
     with tempfile.TemporaryDirectory() as scratch:
         run = run_of(method, architecture, Path(scratch))
         batches = list(islice(run.samples.epoch(run.recipe, 0), steps))

@@ -1,8 +1,8 @@
-"""How easy the code is to see as a whole: files, lines, importers, repeated names, files that a call walks through.
+"""Print figures of how easy the code is to survey: files, lines, importers, repeated names, files that a call runs.
 
     python scripts/house.py [CHECKOUT]
 
-Compare two commits by running it on two checkouts. `CHECKOUT/src` is what is imported, whatever is installed.
+To compare two commits, run it on two checkouts. The script imports `CHECKOUT/src`, and not an installed version.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def importers(trees: dict[Path, ast.Module]) -> Counter[str]:
-    """For each module, how many others import it."""
+    """Return how many other modules import each module."""
     names = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in trees}
     found: Counter[str] = Counter()
     for tree in trees.values():
@@ -50,7 +50,7 @@ def importers(trees: dict[Path, ast.Module]) -> Counter[str]:
 
 
 def traced(call: Callable[[], object]) -> tuple[int, int]:
-    """How many files of the package a call runs code of, and its deepest stack of them."""
+    """Return how many files of the package a call runs, and the depth of its deepest stack in them."""
     files: set[str] = set()
     depth = deepest = 0
 
@@ -66,7 +66,7 @@ def traced(call: Callable[[], object]) -> tuple[int, int]:
         elif event == "return":
             depth -= 1
 
-    call()  # imports, and what is cached
+    call()  # a first call imports modules and fills caches
     sys.setprofile(watch)
     try:
         call()
@@ -76,7 +76,7 @@ def traced(call: Callable[[], object]) -> tuple[int, int]:
 
 
 def walks() -> dict[str, Callable[[], object]]:
-    """The calls whose files are counted, each on a tiny network."""
+    """Return the calls whose files are counted, each on a tiny network."""
     import torch
 
     import polycert as pc

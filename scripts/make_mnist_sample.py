@@ -12,13 +12,13 @@ TARGET = Path(__file__).parents[1] / "src" / "polycert" / "data" / "assets" / "m
 
 
 def first_of_each_class(labels: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the first `count` images of every class, in the original order."""
+    """Return the indices of the first `count` images of every class, in the original order."""
     firsts = [torch.nonzero(labels == label)[:count, 0] for label in range(10)]
     return torch.cat(firsts).sort().values
 
 
 def main() -> None:
-    """Write the sample; the same bytes every time."""
+    """Write the sample, with the same bytes every time."""
     arrays: dict[str, np.ndarray] = {}
     for split, count in PER_CLASS.items():
         full = data.load("mnist", split)

@@ -1,4 +1,4 @@
-"""The paper's tables and figures from stored records, its printed figures beside ours."""
+"""The paper's tables and figures, made from stored records, with the printed figures beside ours."""
 
 from polycert_paper.document import NAMES, write
 from polycert_paper.figures import FIGURES

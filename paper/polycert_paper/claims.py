@@ -1,20 +1,25 @@
-"""The paper's claims, checked: each one against the records at hand, or the command that would make them."""
+"""The paper's claims: checks of each against records, commands that make missing records, and a part of the report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import NamedTuple
 
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from polycert.report.page import PagePart
 from polycert.report.runs import ReportedModel, flag
 from polycert_paper.comparisons import difference, has, method_of, pairs, settings, subsample_line, subsampled, value
 
-ENOUGH = 1000  # samples from which a share is judged
+ENOUGH = 1000  # samples from which a share counts
 HOLDS, PARTLY, FAILS, OPEN = "holds", "holds in part", "does not hold", "not measured yet"
 
 
 class Evidence(NamedTuple):
-    """What records show, whether it agrees with the claim (None: it says nothing), and the files it is from."""
+    """What records show, whether it agrees with the claim (None if it cannot tell), and the files it is from."""
 
     text: str
     agrees: bool | None
@@ -25,7 +30,7 @@ Check = Callable[[Sequence[ReportedModel]], Iterator[Evidence]]
 
 
 class Finding(NamedTuple):
-    """All evidence about a claim, and what to run for more (backticks around commands)."""
+    """The verdict on a claim, all evidence, and what to run for more (commands are between backticks)."""
 
     verdict: str
     evidence: tuple[Evidence, ...]
@@ -33,7 +38,7 @@ class Finding(NamedTuple):
 
     @property
     def sources(self) -> list[str]:
-        """The files, each once."""
+        """The files of the evidence, each once."""
         return list(dict.fromkeys(source for item in self.evidence for source in item.sources))
 
 
@@ -45,23 +50,23 @@ class Claim:
     measure: str
     parts: tuple[tuple[Check, str], ...]
 
-    def judge(self, runs: Sequence[ReportedModel]) -> Finding:
-        """Holds only if every part of the claim was measured and everything agrees."""
+    def check(self, runs: Sequence[ReportedModel]) -> Finding:
+        """Return the verdict on the claim: it holds only if every part was measured and all evidence agrees."""
         found = [(tuple(check(runs)), needs) for check, needs in self.parts]
         evidence = tuple(item for items, _ in found for item in items)
         missing = [needs for items, needs in found if all(item.agrees is None for item in items)]
-        outcomes = [item.agrees for item in evidence if item.agrees is not None]
-        if not outcomes:
+        agreements = [item.agrees for item in evidence if item.agrees is not None]
+        if not agreements:
             verdict = OPEN
-        elif not any(outcomes):
+        elif not any(agreements):
             verdict = FAILS
         else:
-            verdict = HOLDS if all(outcomes) and not missing else PARTLY
+            verdict = HOLDS if all(agreements) and not missing else PARTLY
         return Finding(verdict, evidence, " ".join(missing))
 
 
 def kw_with_attacks(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """KW + at against KW: certified error, and error under attacks where both have it."""
+    """Compare KW + at with KW: certified error, and error under attacks where both have it."""
     for setting, group in settings(runs):
         for kw, both in pairs(group, "kw", "kw+at"):
             for key in ("PGD", "PGD_strong", "CRE_Lin"):
@@ -72,7 +77,7 @@ def kw_with_attacks(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
 
 
 def partial_bounds(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """Samples of CIFAR-10 with a radius between 0 and eps: what all-or-nothing methods miss."""
+    """Count samples of CIFAR-10 with a radius between 0 and eps, which all-or-nothing methods miss."""
     for run in runs:
         frame = run.samples
         if run.fact("dataset") != "cifar10" or str(run.fact("norm")) != "inf" or frame is None:
@@ -86,7 +91,7 @@ def partial_bounds(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
 
 
 def overhead(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """Time of the distances on top of the bounds; the paper measured CIFAR-10 networks, others are told only."""
+    """Compare the time of the distances with that of the bounds; only CIFAR-10 networks count, as in the paper."""
     for run in runs:
         if has(run, "PEC_overhead"):
             found, dataset = value(run, "PEC_overhead"), run.fact("dataset")
@@ -95,7 +100,7 @@ def overhead(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
 
 
 def search_saves(architecture: str, claimed: float) -> Check:
-    """Evaluations of the envelope's search against bisection's, on all models of an architecture."""
+    """Return a check that compares the search by envelopes with bisection, on all models of an architecture."""
 
     def check(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
         seen = [run for run in runs if has(run, "T_bisection") and has(run, "T_envelope")]
@@ -114,18 +119,19 @@ def search_saves(architecture: str, claimed: float) -> Check:
 
 
 def _saved(run: ReportedModel, key: str) -> float:
+    """Return the per cent of the evaluations of bisection that a search saves."""
     return 100 * (1 - value(run, key) / value(run, "T_bisection"))
 
 
 def few_samples(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """PER with a small sub-sample against a large one, all else equal."""
+    """Compare PER with a small sub-sample to PER with a large one, all else equal."""
     for small, large, key in subsampled([run for run in runs if "per" in method_of(run)]):
         near = difference(small, large, key) <= 0 or value(small, key) - value(large, key) <= 1
         yield Evidence(subsample_line(small, large, key), near, (str(small.path), str(large.path)))
 
 
 def few_samples_hurt(method: str) -> Check:
-    """A method on CIFAR-10: a small sub-sample against a large one."""
+    """Return a check that compares a small sub-sample with a large one, for a method on CIFAR-10."""
 
     def check(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
         chosen = [run for run in runs if run.fact("dataset") == "cifar10" and method_of(run) == method]
@@ -137,7 +143,7 @@ def few_samples_hurt(method: str) -> Check:
 
 
 def few_iterations(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """How many rounds Algorithm 1 takes until nothing leaves the box."""
+    """Count the iterations of Algorithm 1 until no coordinate leaves the box."""
     for run in runs:
         counts = run.record.get("iterations")
         if isinstance(counts, dict) and counts:
@@ -149,7 +155,7 @@ def few_iterations(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
 
 
 def parameter_norms(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
-    """KW's parameters against C-PER+at's in the same setting."""
+    """Compare the norms of the parameters of KW and of C-PER+at in the same setting."""
     for setting, group in settings([run for run in runs if has(run, "parameter_norm")]):
         for kw, per in pairs(group, "kw", "c-per+at"):
             kw_norm, per_norm = value(kw, "parameter_norm"), value(per, "parameter_norm")
@@ -158,6 +164,7 @@ def parameter_norms(runs: Sequence[ReportedModel]) -> Iterator[Evidence]:
 
 
 def _train_twice(recipe: str, few: int, many: int) -> str:
+    """Return the commands that train a recipe with two sub-samples."""
     return (
         f"Run `polycert train {recipe} --set subsample={few} --run-dir runs/{recipe}-{few}` and the same with "
         f"`subsample={many}` and `runs/{recipe}-{many}`, and give both folders to the report."
@@ -231,3 +238,22 @@ CLAIMS = (
         ),
     ),
 )
+
+
+def claims_part(runs: Sequence[ReportedModel]) -> PagePart:
+    """Return a part of the report with a line for each claim and the verdict of these runs' records."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    claims = [(claim, claim.check(runs)) for claim in CLAIMS]
+    content = environment.from_string(_asset("claims.html")).render(claims=claims, commands=_commands)
+    return PagePart("claims", "The paper’s claims", Markup(content), _asset("claims.css"))
+
+
+def _commands(text: str) -> Markup:
+    """Return a text as HTML, in which backticks mark code."""
+    parts = text.split("`")
+    return Markup("").join(Markup("<code>{}</code>").format(part) if k % 2 else part for k, part in enumerate(parts))
+
+
+def _asset(name: str) -> str:
+    """Return the text of a file of this package."""
+    return (resources.files("polycert_paper") / name).read_text(encoding="utf-8")

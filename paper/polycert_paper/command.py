@@ -1,4 +1,4 @@
-"""`polycert reproduce`."""
+"""The command `polycert reproduce`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polycert_paper.table_writers import listed, markdown
 
 
 def reproduce_command(options: ReproduceOptions) -> None:
-    """Measure something of a model for a figure, or write tables and figures from what is stored."""
+    """Measure a model for a figure, or make tables and figures from stored records."""
     with usage():
         document.check(options.name)
     if options.add is not None:
@@ -35,6 +35,7 @@ def reproduce_command(options: ReproduceOptions) -> None:
 
 
 def _check_folders(options: ReproduceOptions) -> None:
+    """Raise `BadUsage` if a folder of the options does not fit."""
     if options.records is not None and not options.records.is_dir():
         raise BadUsage(f"--records: there is no folder {str(options.records)!r}")
     if options.out is None and options.name not in TABLES:
@@ -44,7 +45,7 @@ def _check_folders(options: ReproduceOptions) -> None:
 
 
 def _remark(made: document.Made) -> None:
-    """What is written says itself what is missing, but a figure without records leaves no file."""
+    """Say how many records are missing, and how to make those of a figure, which leaves no file without them."""
     absent = [item for table in made.tables for item in table.missing]
     absent += [item for picture in made.pictures for item in picture.missing]
     if absent:
@@ -55,6 +56,7 @@ def _remark(made: document.Made) -> None:
 
 
 def _add(options: ReproduceOptions, model: Path) -> None:
+    """Measure what a figure needs of a model, store it, and print the file's path."""
     if options.name not in measure.MEASURES:
         raise BadUsage(f"--add goes with {', '.join(measure.MEASURES)}, not {options.name}")
     if not model.is_file():
@@ -66,6 +68,6 @@ def _add(options: ReproduceOptions, model: Path) -> None:
         def advance(done: int, total: int) -> None:
             bar.update(bar.task_ids[0], description="searching", completed=done, total=total)
 
-        ask = measure.Ask(options.limit, options.index, options.data_dir, options.threads or 1, advance)
-        target = measure.add(options.name, model, options.records or RECORDS, ask)
+        settings = measure.Settings(options.limit, options.index, options.data_dir, options.threads or 1, advance)
+        target = measure.add(options.name, model, options.records or RECORDS, settings)
     Console(highlight=False).print(str(target), soft_wrap=True, markup=False)

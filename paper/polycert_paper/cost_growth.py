@@ -1,4 +1,4 @@
-"""Table 5: how the cost of each method grows, as the paper counts it and as it was measured."""
+"""Table 5: how the cost of each method grows, as the paper counts it and as we measured it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTES = (
 
 
 class Exponents(BaseModel):
-    """Measured exponents of one method."""
+    """The measured exponents of one method."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -29,7 +29,7 @@ class Exponents(BaseModel):
 
 
 class Growth(BaseModel):
-    """What `benchmarks/growth.py` writes."""
+    """A record of `benchmarks/growth.py`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -39,7 +39,7 @@ class Growth(BaseModel):
 
 
 def growth_table(store: Store) -> Table:
-    """The paper's methods, with the exponents of what we have of each."""
+    """Return the table: for each method of the paper the counted exponents, and the measured ones of each record."""
     records = store.read(FOLDER, Growth).values()
     lines: list[TableLine] = []
     absent = False
@@ -59,6 +59,6 @@ def growth_table(store: Store) -> Table:
 
 
 def _sizes(record: Growth) -> str:
-    """Exponents of small networks are not those of large ones."""
+    """Return a note on the measured sizes, since exponents of small networks differ from those of large ones."""
     listed = (f"{axis} {', '.join(map(str, sizes))}" for axis, sizes in record.sizes.items())
     return f"Sizes that were measured: {'; '.join(listed)}.{f' {record.remark}' if record.remark else ''}"

@@ -1,4 +1,4 @@
-"""All tables and figures as files, and the page that shows them."""
+"""Tables and figures as files, and the page that shows them all."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ is missing says which commands make it."""
 
 
 def check(name: str) -> None:
-    """A name that can be made, or a clear error."""
+    """Raise `PolycertError` unless the name is that of a table, a figure or all."""
     if name not in NAMES:
         raise PolycertError(f"there is no {name!r} to reproduce: choose one of {', '.join(NAMES)}")
 
 
 @dataclass(frozen=True)
 class Made:
-    """The tables and figures behind a name, before anything is written."""
+    """The tables and figures of a name, before any file is written."""
 
     name: str
     tables: tuple[Table, ...]
     pictures: tuple[Picture, ...]
 
     def write(self, folder: Path) -> list[Path]:
-        """All files; the same records give the same bytes."""
+        """Write all files, and return their paths. The same records give the same bytes."""
         whole = self.name == ALL
         written = [path for table in self.tables for path in _write_table(table, folder / TABLE_FOLDER, whole=whole)]
         written += [path for picture in self.pictures for path in _write_picture(picture, folder / IMAGE_FOLDER)]
@@ -50,19 +50,19 @@ class Made:
 
 
 def make(name: str, store: Store) -> Made:
-    """Everything behind a name, so that a record that is wrong is found before the first file."""
+    """Return the tables and figures of a name. A wrong record is found here, before the first file is written."""
     check(name)
     tables = tuple(table(store) for key, table in TABLES.items() if name in (key, ALL))
     return Made(name, tables, tuple(picture(store) for key, picture in FIGURES.items() if name in (key, ALL)))
 
 
 def write(name: str, store: Store, folder: Path) -> list[Path]:
-    """Make a table, a figure or all, and write the files."""
+    """Make a table, a figure or all, write the files, and return their paths."""
     return make(name, store).write(folder)
 
 
 def page(tables: Iterable[Table], pictures: Iterable[Picture]) -> str:
-    """All of it on one Markdown page."""
+    """Return one Markdown page with all tables and figures."""
     parts = [HEADING]
     for table in tables:
         files = ", ".join(f"[{end[1:]}]({TABLE_FOLDER}/{table.name}{end})" for end in WRITERS if end != ".md")
@@ -71,7 +71,7 @@ def page(tables: Iterable[Table], pictures: Iterable[Picture]) -> str:
 
 
 def shown(picture: Picture, images: str) -> str:
-    """A figure as Markdown."""
+    """Return a figure as Markdown."""
     parts = [f"## Figure {picture.number}: {picture.title}"]
     if picture.figure is None:
         parts.append("Not drawn: there is no record yet.")
@@ -81,13 +81,14 @@ def shown(picture: Picture, images: str) -> str:
 
 
 def _write_table(table: Table, folder: Path, *, whole: bool) -> Iterator[Path]:
-    """One file for each format; Markdown not where a page has it."""
+    """Write one file for each format, without Markdown where the page has the table; yields the paths."""
     for ending, text in WRITERS.items():
         if not (whole and ending == ".md"):
             yield _write_text(folder / f"{table.name}{ending}", text(table))
 
 
 def _write_picture(picture: Picture, folder: Path) -> Iterator[Path]:
+    """Write a figure in both formats, if there is one; yields the paths."""
     for ending in (".png", ".svg"):
         if picture.figure is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +97,7 @@ def _write_picture(picture: Picture, folder: Path) -> Iterator[Path]:
 
 
 def _write_text(path: Path, text: str) -> Path:
+    """Write a text file, whole or not at all; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as name:
         name.write_text(text, encoding="utf-8", newline="\n")

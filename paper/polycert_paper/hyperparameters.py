@@ -18,7 +18,7 @@ NOTES = (
 
 
 def hyperparameter_table() -> Table:
-    """One row for each PER method and setting."""
+    """Return the table, with the paper's and the recipe's values for each PER method and setting."""
     recipes = library()
     rows = printed_figures.lines("table7")
     titles = {name: setting.title for name, setting in settings(row["setting"] for row in rows).items()}
@@ -35,7 +35,7 @@ def hyperparameter_table() -> Table:
 
 
 def _values(recipe: dict[str, Any]) -> dict[str, str]:
-    """A recipe's values as text; a schedule of eps by its first value and how often it doubles."""
+    """Return a recipe's values as text. Of a schedule of eps, they are its first value and the epochs of a doubling."""
     eps = recipe["eps"]
     first, every = (eps["first"], eps.get("every", "")) if isinstance(eps, dict) else (eps, "")
     return {"alpha": str(recipe["alpha"]), "eps": str(first), "every": str(every), "gamma": str(recipe["gamma"])}

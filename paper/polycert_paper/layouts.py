@@ -1,4 +1,4 @@
-"""Which tables compare networks, by which figures, and where their records are."""
+"""The tables that compare networks: the figures that each shows, and the folders of its records."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ SEARCH = (
 
 
 class Heading(NamedTuple):
-    """A column's heading and digits."""
+    """The title of a column, and the digits of its figures."""
 
     title: str
     digits: int
 
 
-# Costs of searches over that of bisection.
+# Ratios of the cost of a search to that of bisection.
 RATIOS = {"ratio": "T_envelope", "root_ratio": "T_root"}
 HEADINGS = {
     **{key: Heading(figure.title, figure.group.kind.digits) for key, figure in FIGURES.items()},
@@ -50,7 +50,7 @@ HEADINGS = {
 
 @dataclass(frozen=True)
 class TableLayout:
-    """One table of networks; `folders`: where its records are, the first being its own."""
+    """A table of networks: its figures, and the folders of its records, of which the first is its own."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ class TableLayout:
 
 
 _CURVED = tuple(figure.key for figure in of(CLEAN, ATTACKED, CERTIFIED, WHOLE, PARTIAL))
-# For ReLU networks the paper has one slope only, and in Table 1 the exact error.
+# For ReLU networks the paper has only one slope, and Table 1 has the exact error.
 _RELU = tuple(key for key in _CURVED if key not in ("CRE_CROWN", "ACB_CROWN"))
 _EXACT = _RELU.index("CRE_IBP") + 1
 _SEARCH = ("T_bisection", "T_envelope", "ratio", "T_root", "root_ratio")
@@ -95,7 +95,7 @@ LAYOUTS: dict[str, TableLayout] = {
 
 
 def value_of(record: Figures, figure: str) -> Figure | None:
-    """A figure of a record; the ratios of the search are of its means."""
+    """Return a figure of a record, or None if the record lacks it. Ratios of searches are those of their means."""
     if figure not in RATIOS:
         return record.figures.get(figure)
     over, under = record.figures.get(RATIOS[figure]), record.figures.get("T_bisection")

@@ -1,4 +1,4 @@
-"""What figures need of a network, measured once and stored small: a curve, or a histogram."""
+"""Measurements of a network for figures, stored in small files: a curve, or a histogram."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from polycert import data
 from polycert.certification.radius import largest_radius
 from polycert.errors import PolycertError
+from polycert.evaluation.settings import usual_upper
 from polycert.graph import Network, capture
 from polycert.models.model_files import load_module
 from polycert.records.files import whole_file
@@ -26,14 +27,13 @@ from polycert.training.recipe_files import read_recipe
 Progress = Callable[[int, int], None]
 OURS, THEIRS = "ours", "released networks"
 WIDTH, BINS = 1.0, 100  # parameters are counted from -WIDTH to WIDTH
-# Radii are searched up to here, as in the paper, and drawn up to SHOWN targets.
-UPPER = {("mnist", "inf"): 0.4, ("cifar10", "inf"): 0.1, ("mnist", "2"): 1.2, ("cifar10", "2"): 0.4}
-SHOWN, PER_TARGET = 5, 16  # bins for each target
+DATASETS, NORMS = ("mnist", "cifar10"), ("inf", "2")  # of the paper's networks
+SHOWN, PER_TARGET = 5, 16  # radii are drawn up to SHOWN targets, with so many bins for each
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of a network from its file's surroundings."""
+    """How a network was trained, as the files beside it say."""
 
     path: Path
     source: str
@@ -44,16 +44,21 @@ class Origin:
 
     @property
     def run(self) -> str:
-        """The folder that it is in."""
+        """The name of the network's folder."""
         return self.path.resolve().parent.name
 
     @property
     def name(self) -> str:
-        """Of the stored file: the run's, or the method's of a released network."""
+        """The name of the stored file: that of the run, or of a released network's method."""
         return self.run if self.source == OURS else f"released-{self.method}"
 
+    @property
+    def upper(self) -> float:
+        """The largest radius that is searched, as in the paper."""
+        return usual_upper(self.dataset, float(self.norm), self.eps)
+
     def plain(self) -> dict[str, Any]:
-        """What goes into the stored file."""
+        """Return the facts that the stored file holds."""
         return {
             "model": f"{self.run}/{self.path.name}" if self.source == OURS else self.path.stem,
             "source": self.source,
@@ -65,8 +70,8 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """How much is measured, and of what."""
+class Settings:
+    """The settings of a measurement: how many samples, or which one, and how it runs."""
 
     limit: int | None = None
     index: int | None = None
@@ -76,7 +81,7 @@ class Ask:
 
 
 def origin(path: Path) -> Origin:
-    """From the recipe of a run, or from the `index.json` of the released networks."""
+    """Return the origin of a network, from the recipe of its run or the `index.json` of the released networks."""
     run = RunFolder(path.parent)
     if run.recipe.is_file():
         found = read_recipe(str(run.recipe))
@@ -91,16 +96,16 @@ def origin(path: Path) -> Origin:
     return Origin(path, THEIRS, about["dataset"], norm, float(about["eps"]), about["method"].lower())
 
 
-def curve(found: Origin, ask: Ask) -> dict[str, Any]:
-    """Figure 1: one correctly classified sample, the first if none is asked for."""
+def curve(found: Origin, settings: Settings) -> dict[str, Any]:
+    """Return the curve of Figure 1 for one sample, by default the first that is correctly classified."""
     if found.norm != "inf":
         raise PolycertError(f"figure1 is about the norm inf, but {found.path.name} was trained for {found.norm}")
-    network, test = _network(found), data.load(found.dataset, "test", ask.data_dir)
-    if ask.index is not None and not 0 <= ask.index < len(test):
-        raise PolycertError(f"--index must be from 0 to {len(test) - 1}, got {ask.index}")
-    index = ask.index if ask.index is not None else _first_right(network, test)
+    network, test = _network(found), data.load(found.dataset, "test", settings.data_dir)
+    if settings.index is not None and not 0 <= settings.index < len(test):
+        raise PolycertError(f"--index must be from 0 to {len(test) - 1}, got {settings.index}")
+    index = settings.index if settings.index is not None else _first_right(network, test)
     sample, label = test.x[index], int(test.y[index])
-    result = phases(network, sample, label, upper=UPPER[found.dataset, found.norm])
+    result = phases(network, sample, label, upper=found.upper)
     return {
         **found.plain(),
         "index": index,
@@ -111,59 +116,67 @@ def curve(found: Origin, ask: Ask) -> dict[str, Any]:
     }
 
 
-def parameters(found: Origin, ask: Ask) -> dict[str, Any]:
-    """Figures 3 and 8: all weights and biases."""
+def parameters(found: Origin, settings: Settings) -> dict[str, Any]:
+    """Return the histogram of Figures 3 and 8, of all weights and biases."""
     module = load_module(found.path).module
     values = torch.cat([value.detach().double().flatten() for value in module.parameters()]).numpy()
     norm = float(np.sqrt((values**2).sum()))
     return {**found.plain(), **_counted(values, -WIDTH, WIDTH, BINS), "parameter_norm": round(norm, 4)}
 
 
-def radii(found: Origin, ask: Ask) -> dict[str, Any]:
-    """Figures 5 and 9: from the samples that `evaluate` stored beside the model, or else by a search."""
+def radii(found: Origin, settings: Settings) -> dict[str, Any]:
+    """Return the histogram of Figures 5 and 9, of the largest certified radii.
+
+    The radii are those that `evaluate` stored beside the model, or else they are searched.
+    """
     stored = RunFolder(found.path.parent).samples
-    values = _stored(stored) if stored.is_file() else _searched(found, ask)
+    values = _stored(stored) if stored.is_file() else _searched(found, settings)
     counted = _counted(values[values > 0], 0.0, SHOWN * found.eps, SHOWN * PER_TARGET)
     return {**found.plain(), **counted, "zero": int((values <= 0).sum())}
 
 
 def _stored(path: Path) -> np.ndarray:
+    """Return the largest radii in a file of samples, `[n]`."""
     try:
         return pd.read_parquet(path, columns=["largest"])["largest"].to_numpy(dtype=np.float64)
     except (OSError, ValueError, KeyError) as error:
         raise PolycertError(f"{path} has no column 'largest' ({error}): evaluate the model anew") from None
 
 
-def _searched(found: Origin, ask: Ask) -> np.ndarray:
-    test = data.load(found.dataset, "test", ask.data_dir)
+def _searched(found: Origin, settings: Settings) -> np.ndarray:
+    """Return the largest certified radius of each sample by a search, `[n]`."""
+    test = data.load(found.dataset, "test", settings.data_dir)
     result = largest_radius(
         _network(found),
-        test.x[: ask.limit],
-        test.y[: ask.limit],
-        norm=math.inf if found.norm == "inf" else float(found.norm),
-        upper=UPPER[found.dataset, found.norm],
+        test.x[: settings.limit],
+        test.y[: settings.limit],
+        norm=float(found.norm),
+        upper=found.upper,
         low=0.0,
         high=1.0,
-        threads=ask.threads,
-        progress=ask.progress,
+        threads=settings.threads,
+        progress=settings.progress,
     )
     return result.radius.numpy()
 
 
 def _network(found: Origin) -> Network:
-    if (found.dataset, found.norm) not in UPPER:
+    """Return the network, if the paper has networks for its data set and norm."""
+    if found.dataset not in DATASETS or found.norm not in NORMS:
         raise PolycertError(f"the paper has no networks for {found.dataset}, l_{found.norm}: {found.path.name}")
     file = load_module(found.path)
     return capture(file.module, file.input_shape)
 
 
 def _first_right(network: Network, test: data.Dataset) -> int:
+    """Return the position of the first sample that is correctly classified, or 0 if none of the first 100 is."""
     with torch.no_grad():
         right = network(test.x[:100]).argmax(1) == test.y[:100]
     return int(right.nonzero()[0]) if bool(right.any()) else 0
 
 
 def _counted(values: np.ndarray, low: float, high: float, bins: int) -> dict[str, Any]:
+    """Return a histogram from low to high, with the counts of values outside."""
     counts, _ = np.histogram(values, bins=bins, range=(low, high))
     return {
         "low": low,
@@ -175,11 +188,11 @@ def _counted(values: np.ndarray, low: float, high: float, bins: int) -> dict[str
 
 
 def _rounded(values: np.ndarray) -> list[float]:
-    """Down to seven digits: a stored radius is never larger than what was certified."""
+    """Return values rounded down to seven decimals, so that no stored radius is larger than the certified one."""
     return [math.floor(value * 1e7) / 1e7 for value in values.tolist()]
 
 
-MEASURES: dict[str, Callable[[Origin, Ask], dict[str, Any]]] = {
+MEASURES: dict[str, Callable[[Origin, Settings], dict[str, Any]]] = {
     "figure1": curve,
     "figure3": parameters,
     "figure5": radii,
@@ -188,12 +201,12 @@ MEASURES: dict[str, Callable[[Origin, Ask], dict[str, Any]]] = {
 }
 
 
-def add(figure: str, model: Path, records: Path, ask: Ask) -> Path:
-    """Measure what a figure needs of a model and store it; returns the file."""
+def add(figure: str, model: Path, records: Path, settings: Settings) -> Path:
+    """Measure what a figure needs of a model, store it, and return the file's path."""
     if figure not in MEASURES:
         raise PolycertError(f"--add goes with {', '.join(MEASURES)}, not {figure}")
     found = origin(model)
-    values = MEASURES[figure](found, ask)
+    values = MEASURES[figure](found, settings)
     target = records / figure / f"{found.name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target) as name:

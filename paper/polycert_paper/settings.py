@@ -1,4 +1,4 @@
-"""What a row of the paper was trained and judged for, from the recipe of the same name."""
+"""Settings, which say for what data set, network and ball a row of the paper was trained and evaluated."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ class Setting:
 
     @property
     def radius(self) -> float:
-        """Eps as a number."""
+        """The radius of the ball as a number."""
         return float(Fraction(self.eps))
 
     @property
     def title(self) -> str:
-        """For people: `MNIST FC1, ReLU, l_inf, eps 0.1`."""
+        """The setting as tables show it, such as `MNIST FC1, ReLU, l_inf, eps 0.1`."""
         activation = ACTIVATIONS.get(self.activation, self.activation)
         network = self.architecture.upper()
         return f"{DATASETS.get(self.dataset, self.dataset)} {network}, {activation}, l_{self.norm}, eps {self.eps}"
 
     def train(self, method: str, *more: str, run: str = "") -> str:
-        """The command that trains a row's network."""
+        """Return the command that trains a row's network."""
         row = f"{self.name}-{method}"
         return " ".join(("polycert train", row, *more, "--run-dir", f"runs/{run or row}"))
 
     def evaluate(self, run: str, out: str, *more: str) -> str:
-        """The commands that write a trained network's record."""
+        """Return the commands that write a trained network's record."""
         ball = f"--dataset {self.dataset} --norm {self.norm} --eps {self.eps}"
         folder = f"mkdir -p {Path(out).parent} &&"
         return " ".join((folder, f"polycert evaluate {trained_model(run)} {ball}", *more, f"--out {out}"))
 
 
 def trained_model(run: str) -> str:
-    """Where the commands of this package put a trained network."""
+    """Return the path where the commands of this package put a trained network."""
     return RunFolder(Path("runs", run)).model.as_posix()
 
 
 def settings(names: Iterable[str]) -> dict[str, Setting]:
-    """The settings of these names, from the recipes that come with the library."""
+    """Return the settings by name, from the recipes of the library."""
     recipes = library()
     found: dict[str, Setting] = {}
     for name in dict.fromkeys(names):
@@ -66,6 +66,7 @@ def settings(names: Iterable[str]) -> dict[str, Setting]:
 
 
 def _setting(name: str, values: dict[str, Any]) -> Setting:
+    """Return a setting from a recipe's values."""
     return Setting(
         name=name,
         dataset=values["dataset"],

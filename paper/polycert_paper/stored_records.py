@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from polycert.errors import PolycertError
 from polycert.records.figures import FIGURES
-from polycert.runtime.limits import parse_json, read_text
+from polycert.records.files import read_object
 from polycert_paper.settings import Setting
 from polycert_paper.table import Figure
 
@@ -20,6 +20,7 @@ RELEASED = "released"
 
 
 def _real(value: float) -> float:
+    """Return the value; raises `ValueError` unless it is finite."""
     if not math.isfinite(value):
         raise ValueError(f"must be finite, got {value}")
     return value
@@ -29,6 +30,7 @@ Real = Annotated[float, AfterValidator(_real)]
 
 
 def _as_counted(figures: dict[str, Figure]) -> dict[str, Figure]:
+    """Return the figures; raises `ValueError` if one is an interval and should not be, or the other way round."""
     for key, value in figures.items():
         if isinstance(value, tuple) != FIGURES[key].group.kind.pair:
             raise ValueError(f"{key} must be {'one number' if isinstance(value, tuple) else '[lower, upper]'}")
@@ -36,7 +38,7 @@ def _as_counted(figures: dict[str, Figure]) -> dict[str, Figure]:
 
 
 class Figures(BaseModel):
-    """The figures of a record: errors in per cent, radii in input units; what was not computed is not there."""
+    """The figures of a record that were measured: errors in per cent, radii in input units."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -46,7 +48,7 @@ class Figures(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _gathered(cls, content: Any) -> Any:
-        """A record has its figures beside its other entries."""
+        """Return the content with its figures gathered in one entry; a record holds them beside its other entries."""
         if not isinstance(content, dict):
             return content  # which is refused with a sentence
         found = {key: content[key] for key in FIGURES if content.get(key) is not None}
@@ -65,7 +67,7 @@ class Training(BaseModel):
 
 
 class Record(Figures):
-    """One evaluated network."""
+    """The record of an evaluated network."""
 
     model: str = ""
     dataset: str
@@ -81,7 +83,7 @@ class Record(Figures):
     limits: dict[str, int] = {}
 
     def of(self, setting: Setting, method: str) -> bool:
-        """Whether it belongs to this row."""
+        """Return whether the record belongs to a row."""
         mine = (self.dataset, self.architecture.lower(), self.activation, self.norm, self.method.lower())
         row = (setting.dataset, setting.architecture, setting.activation, setting.norm, method)
         return mine == row and math.isclose(self.eps, setting.radius, rel_tol=1e-6)
@@ -92,20 +94,20 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of records; what is not there is simply missing."""
+    """A folder of records."""
 
     folder: Path
 
     def records(self, part: str) -> dict[str, Record]:
-        """The records of one subfolder, by file name without its ending."""
+        """Return the records of a subfolder, by file name without its ending."""
         return self.read(part, Record)
 
     def read(self, part: str, kind: type[Model]) -> dict[str, Model]:
-        """The files of one subfolder, checked."""
+        """Return the files of a subfolder as models of one kind, by file name without its ending."""
         return {path.stem: _checked(path, kind) for path in sorted((self.folder / part).glob("*.json"))}
 
     def row(self, part: str, setting: Setting, method: str) -> Record | None:
-        """The record that is named after a row; what it says must fit its name."""
+        """Return the record that is named after a row, or None; raises `PolycertError` if its content does not fit."""
         path = self.folder / part / f"{setting.name}-{method}.json"
         if not path.is_file():
             return None
@@ -119,20 +121,10 @@ class Store:
 
 
 def _checked(path: Path, kind: type[Model]) -> Model:
+    """Return a file's content as a model; raises `PolycertError` if it does not fit."""
     try:
         return kind.model_validate(read_object(path))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise PolycertError(f"{path} is no such record: {place}: {first['msg']}; write it anew") from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
-    try:
-        found = parse_json(read_text(path))
-    except ValueError as error:
-        raise PolycertError(f"{path} cannot be read as JSON ({error}): write it anew") from None
-    if not isinstance(found, dict):
-        raise PolycertError(f"{path} must hold one JSON object, got {type(found).__name__}: write it anew")
-    return found

@@ -1,4 +1,4 @@
-"""A table before it is written: lines of a method and a source, with cells that may carry a difference."""
+"""Tables before they are written. A line has a method, a source, and cells that may carry a difference."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ TO = " to "  # between the ends of an interval
 
 
 class TableCell(NamedTuple):
-    """A text, and how far it is from the paper's."""
+    """A figure as text, and its difference from the paper's."""
 
     value: str = ""
     difference: str = ""
 
 
 class TableColumn(NamedTuple):
-    """A heading; `compared` columns have differences."""
+    """A column's heading, and whether its cells have differences."""
 
     heading: str
     compared: bool = True
 
 
 class TableLine(NamedTuple):
-    """One line: the section it stands in, the method, where the figures are from, and one cell for each column."""
+    """A line: its section, the method, the source of the figures, and one cell for each column."""
 
     section: str
     method: str
@@ -33,7 +33,7 @@ class TableLine(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Something that is not there, and the command that makes it."""
+    """A missing record, and the command that makes it."""
 
     what: str
     command: str
@@ -53,7 +53,7 @@ class Table:
 
     @property
     def heading(self) -> str:
-        """The title, with the number that it has in the paper."""
+        """The title, with the table's number in the paper if it has one."""
         number = self.name.removeprefix("table")
         return self.title if number == self.name else f"Table {number}: {self.title}"
 
@@ -70,13 +70,13 @@ Figure = float | tuple[float, float]
 
 
 def rounded(value: Figure, digits: int) -> str:
-    """A figure, or an interval as `low to high`, with so many digits."""
+    """Return a figure, or an interval as `low to high`, with so many digits."""
     ends = value if isinstance(value, tuple) else (value,)
     return TO.join(dict.fromkeys(f"{end:.{digits}f}" for end in ends))
 
 
 def difference(ours: str, paper: str) -> str:
-    """Ours minus the paper's, both as printed; both ends of an interval."""
+    """Return ours minus the paper's, both as printed; of an interval, the differences of both ends."""
     if not ours or not paper or TO in paper:
         return ""
     ends = [Decimal(end) - Decimal(paper) for end in ours.split(TO)]
@@ -84,5 +84,5 @@ def difference(ours: str, paper: str) -> str:
 
 
 def compared(ours: str, paper: str) -> TableCell:
-    """A cell with its difference."""
+    """Return a cell with our figure and its difference from the paper's."""
     return TableCell(ours, difference(ours, paper))

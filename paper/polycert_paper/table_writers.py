@@ -1,4 +1,4 @@
-"""A table as Markdown, LaTeX or CSV."""
+"""Tables as Markdown, LaTeX or CSV."""
 
 from __future__ import annotations
 
@@ -33,24 +33,25 @@ _LATEX = {
 
 
 def folded(missing: Sequence[Missing]) -> Iterator[str]:
-    """What makes the missing things, folded up in a page."""
+    """Yield the commands that make missing records, folded up for a page."""
     if missing:
         text = html.escape("\n".join(item.command for item in missing), quote=False)
         yield f"<details><summary>{_count(missing)}</summary>\n<pre><code>{text}\n</code></pre>\n</details>"
 
 
 def listed(missing: Sequence[Missing]) -> Iterator[str]:
-    """What makes the missing things, to be copied from a terminal."""
+    """Yield the commands that make missing records, for a terminal."""
     if missing:
         yield "\n".join([f"{_count(missing)}:", "", *(f"    {item.command}" for item in missing)])
 
 
 def _count(missing: Sequence[Missing]) -> str:
+    """Return how many records are missing, in words."""
     return f"{len(missing)} {'is' if len(missing) == 1 else 'are'} missing; made by"
 
 
 def markdown(table: Table, commands: Commands = folded) -> str:
-    """Headings, one Markdown table for each section, notes, and the commands for what is missing."""
+    """Return headings, one Markdown table for each section, notes, and the commands for missing records."""
     parts = [f"## {table.heading}"]
     for section, lines in table.sections.items():
         if section:
@@ -64,7 +65,7 @@ def markdown(table: Table, commands: Commands = folded) -> str:
 
 
 def latex(table: Table) -> str:
-    """A `table` environment that needs no packages; missing rows as comments."""
+    """Return a `table` environment that needs no packages; comments hold the commands for missing records."""
     width = len(table.columns) + 2
     body = [r"\hline", _latex_row(_heads(table)), r"\hline"]
     for section, lines in table.sections.items():
@@ -90,7 +91,7 @@ def latex(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """One line for each source; compared columns are followed by their differences."""
+    """Return one line for each source, with the differences after each compared column."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     heads = [[c.heading, f"{c.heading} difference"] if c.compared else [c.heading] for c in table.columns]
@@ -106,11 +107,12 @@ WRITERS: dict[str, Callable[[Table], str]] = {".md": markdown, ".tex": latex, ".
 
 
 def _heads(table: Table) -> list[str]:
+    """Return the headings of all columns."""
     return [table.label, "source", *(column.heading for column in table.columns)]
 
 
 def _once(lines: Iterable[TableLine]) -> Iterator[tuple[str, TableLine]]:
-    """A method is named on its first line only."""
+    """Yield each line with its method, or with an empty text if the line before has the same method."""
     before = None
     for line in lines:
         yield ("" if line.method == before else line.method), line
@@ -118,18 +120,22 @@ def _once(lines: Iterable[TableLine]) -> Iterator[tuple[str, TableLine]]:
 
 
 def _shown(cell: TableCell) -> str:
+    """Return a cell as text, with its difference in brackets."""
     if not cell.value:
         return NOTHING
     return f"{cell.value} ({cell.difference})" if cell.difference else cell.value
 
 
 def _escaped(text: str) -> str:
+    """Return a text for a cell of Markdown."""
     return text.replace("|", r"\|").replace("*", r"\*")
 
 
 def _latex(text: str) -> str:
+    """Return a text for LaTeX."""
     return "".join(_LATEX.get(character, character) for character in text)
 
 
 def _latex_row(cells: Sequence[str]) -> str:
+    """Return a row of a LaTeX table."""
     return " & ".join(map(_latex, cells)) + r" \\"

@@ -1,4 +1,4 @@
-"""The paper's tables by name, and the one of what was trained here."""
+"""The tables by name: those of the paper, and one of the networks that were trained here."""
 
 from __future__ import annotations
 

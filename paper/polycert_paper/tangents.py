@@ -1,4 +1,4 @@
-"""Table 6: where lines of a given slope touch sigmoid and tanh, by the paper's formulas and by ours."""
+"""Table 6: the points where lines of a given slope touch sigmoid and tanh, by the paper's formulas and by ours."""
 
 from __future__ import annotations
 
@@ -26,30 +26,32 @@ Formula = Callable[[np.float32, int], np.float32]
 
 
 def _printed_sigmoid(d: np.float32, sign: int) -> np.float32:
+    """Return the touching point of the sigmoid by the paper's formula."""
     one, two, four = np.float32(1), np.float32(2), np.float32(4)
     return np.float32(-np.log((-(two * d - one) - np.float32(sign) * np.sqrt(one - four * d)) / (two * d)))
 
 
 def _printed_tanh(d: np.float32, sign: int) -> np.float32:
+    """Return the touching point of tanh by the paper's formula."""
     one, two = np.float32(1), np.float32(2)
     return np.float32(np.log((-(d - two) + np.float32(sign) * two * np.sqrt(one - d)) / d) / two)
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """`shift + outer tanh(inner z)`, and the paper's formula for where a slope touches it (sign -1: t_1, 1: t_2)."""
+    """A curve `shift + outer tanh(inner z)`, and the paper's formula for its touching points (sign -1: t_1, 1: t_2)."""
 
     name: str
     ours: Tanh
     printed: Formula
 
     def touching(self, slope: np.float32, sign: int) -> float:
-        """By the rule that certification uses."""
+        """Return the touching point by the rule that certification uses."""
         share = torch.tensor(float(slope)) / (self.ours.outer * self.ours.inner)
         return sign * self.ours.tangent(share).item() / self.ours.inner
 
     def exact(self, slope: np.float32, sign: int) -> Decimal:
-        """To 50 digits, for the slope as float32 has it."""
+        """Return the touching point to 50 digits, for the slope that float32 holds."""
         with localcontext() as context:
             context.prec = 50
             root = (1 - Decimal(float(slope)) / Decimal(self.ours.outer * self.ours.inner)).sqrt()
@@ -63,13 +65,14 @@ CURVES = (
 
 
 def tangent_table() -> Table:
-    """Both formulas beside the exact points, for steep and flat lines."""
+    """Return the table, with both formulas beside the exact points, for steep and flat lines."""
     lines = [line for curve in CURVES for sign in (-1, 1) for line in _lines(curve, sign)]
     columns = tuple(TableColumn(f"d / steepest = {share}") for share in SHARES)
     return Table("table6", "touching points of sigmoid and tanh", columns, tuple(lines), NOTES, label="point")
 
 
 def _lines(curve: _Curve, sign: int) -> list[TableLine]:
+    """Return the three lines of a touching point."""
     steepest = curve.ours.outer * curve.ours.inner
     slopes = [np.float32(steepest * float(share)) for share in SHARES]
     exact = [_text(curve.exact(slope, sign)) for slope in slopes]
@@ -85,8 +88,10 @@ def _lines(curve: _Curve, sign: int) -> list[TableLine]:
 
 
 def _cell(point: str, exact: str) -> TableCell:
+    """Return a point's cell, with its difference from the exact point if it is finite."""
     return compared(point, exact) if Decimal(point).is_finite() else TableCell(point)
 
 
 def _text(value: float | Decimal) -> str:
+    """Return a number with the digits of the table."""
     return f"{value:.{DIGITS}f}"

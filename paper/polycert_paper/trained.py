@@ -1,4 +1,4 @@
-"""What was trained here: for each record the command, how long it took, and its main figures beside the paper's."""
+"""The table of networks trained here: the command, the time it took, and the main figures beside the paper's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTES = (
 
 
 def trained_table(store: Store) -> Table:
-    """Every record that knows its training, in the order of the paper's tables."""
+    """Return the table of every record that holds its training, in the order of the paper's tables."""
     lines = [line for layout in LAYOUTS.values() for line in _lines(layout, store)]
     columns = [TableColumn(name, compared=False) for name in ("seed", "epochs", "minutes", "CPU minutes")]
     columns += [TableColumn(HEADINGS[figure].title) for figure in FIGURES]
@@ -26,6 +26,7 @@ def trained_table(store: Store) -> Table:
 
 
 def _lines(layout: TableLayout, store: Store) -> Iterator[TableLine]:
+    """Yield the lines of one table of networks."""
     records = store.records(layout.folders[0]).values()
     rows = printed_figures.with_own_methods(printed_figures.printed(layout.name))
     named = settings(setting for setting, _ in rows)
@@ -39,6 +40,7 @@ def _lines(layout: TableLayout, store: Store) -> Iterator[TableLine]:
 
 
 def _course(record: Record, training: Training) -> Iterator[TableCell]:
+    """Yield the cells of seed, epochs and minutes."""
     yield TableCell("" if record.seed is None else str(record.seed))
     yield TableCell(str(len(training.metrics)) if training.metrics else "")
     for minutes in (training.minutes_wall, training.minutes_cpu):
@@ -46,6 +48,7 @@ def _course(record: Record, training: Training) -> Iterator[TableCell]:
 
 
 def _figures(record: Record, printed: printed_figures.Figures) -> Iterator[TableCell]:
+    """Yield the cells of the figures."""
     for figure in FIGURES:
         value = value_of(record, figure)
         yield compared("" if value is None else rounded(value, HEADINGS[figure].digits), printed.get(figure, ""))

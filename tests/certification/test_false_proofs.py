@@ -22,17 +22,14 @@ from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.ball import Region
 from polycert.sets.geometry import least_norm
 from polycert.sets.interval import Interval, Rounding
-from polycert.verification.beta_crown import Ascent
+from polycert.verification.beta_crown import Ascent, Nodes
 from polycert.verification.branch_and_bound import BranchAndBound
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
-from polycert.verification.dual_bound import Nodes
-from polycert.verification.leaf_lp import solve_leaf
-from polycert.verification.milp import by_highs, solve
-from polycert.verification.pre_activation import relax
+from polycert.verification.pre_activation import _without, relax
+from polycert.verification.programs import by_highs, solve_clauses, solve_leaf
 from polycert.verification.reduced_problem import AffineMaps, Reduced, ReductionSource, reduce
 from polycert.verification.snapshot import NetworkSnapshot
-from polycert.verification.tightening import _without
 from polycert.verification.vnnlib.constraints import Constraint, Term
 from polycert.verification.vnnlib.property import box_of
 
@@ -191,7 +188,7 @@ def test_a_program_over_no_clause_proves_nothing() -> None:
     net, x = _small(0, (4,)), torch.zeros(1, 2, dtype=torch.float64)
     region, spec = pc.Ball(eps=1.0).at(x), Specification.margins(0, 2)
     frozen = NetworkSnapshot.of(net)
-    found = solve(
+    found = solve_clauses(
         _reduced(frozen, region, spec), torch.arange(0), CounterexampleCheck(frozen, region, spec), Budget(5), by_highs
     )
     assert found.status == "unknown"
@@ -323,7 +320,7 @@ def test_weights_that_overflow_leave_a_search_undecided() -> None:
     nodes = Nodes.roots(problem)
     assert solve_leaf(problem, replace(nodes, split=torch.ones_like(nodes.split))) is None
     assert (
-        solve(problem, torch.arange(1), CounterexampleCheck(frozen, region, spec), Budget(5), by_highs).status
+        solve_clauses(problem, torch.arange(1), CounterexampleCheck(frozen, region, spec), Budget(5), by_highs).status
         == "unknown"
     )
 

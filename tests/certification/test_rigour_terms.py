@@ -25,7 +25,7 @@ from polycert.forms import Dense
 from polycert.rules.affine import MatMul
 from polycert.runtime.execution import full_precision, plain_products
 from polycert.sets.interval import LIBRARY_ULPS, Interval, Rounding
-from polycert.verification.dual_bound import OFF, ON, DualObjective, multipliers, proved_bound
+from polycert.verification.beta_crown import OFF, ON, DualObjective, multipliers, proved_bound
 from polycert.verification.journal import JournalEntry
 from polycert.verification.reduced_problem import reduce
 from tests.helpers.solvers import exact_values

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 import polycert as pc
 from polycert.cli import app
 from polycert.cli import evaluate as command
-from polycert.evaluation import attacks, measurements
+from polycert.evaluation import measurements, store
 from polycert.evaluation.evaluate import ALONE, run
 from polycert.evaluation.exact import ExactSettings
 from polycert.evaluation.model_info import about_model
@@ -287,7 +287,7 @@ def test_pgd_is_the_papers(net: nn.Sequential, samples: tuple[Tensor, Tensor]) -
     """20 steps of eps/10 along the sign of the cross-entropy's gradient, from the same starts."""
     x, y = samples
     region = BALLS["inf"].at(x)
-    start = attacks._gaussian_start(region, 5, torch.arange(90))
+    start = measurements._gaussian_start(region, 5, torch.arange(90))
     points = start.clone()
     for _ in range(20):
         points.requires_grad_(True)
@@ -302,7 +302,7 @@ def test_pgd_is_the_papers(net: nn.Sequential, samples: tuple[Tensor, Tensor]) -
 
 def test_the_start_of_pgd_is_gaussian() -> None:
     x = torch.full((400, 50), 0.5)
-    start = attacks._gaussian_start(pc.Ball(math.inf, 0.4).at(x), 0, torch.arange(400))
+    start = measurements._gaussian_start(pc.Ball(math.inf, 0.4).at(x), 0, torch.arange(400))
     offsets = ((start - x) / 0.04).double().flatten().numpy()
     assert scipy.stats.kstest(offsets, "norm").pvalue > 0.01
     assert not np.allclose(offsets[:50], offsets[50:100])
@@ -414,7 +414,7 @@ measure = measurements.measure
 def test_slices_of_another_question_are_not_taken_over(
     net: nn.Sequential, samples: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurements, "SLICE", 20)
+    monkeypatch.setattr(store, "SLICE", 20)
 
     def stop(done: int, total: int, text: str) -> None:
         if done >= 40 and text.startswith("PGD"):
@@ -425,7 +425,7 @@ def test_slices_of_another_question_are_not_taken_over(
         pc.evaluate(net, *samples, BALLS["inf"], out=out, progress=stop)
     assert len(list((tmp_path / "row.parts").iterdir())) == 2
     measured: list[int] = []
-    monkeypatch.setattr(measurements, "measure", lambda task, stage: measured.append(len(task)) or measure(task, stage))
+    monkeypatch.setattr(store, "measure", lambda task, stage: measured.append(len(task)) or measure(task, stage))
     pc.evaluate(net, *samples, BALLS["inf"].with_eps(0.05), out=out)
     assert sum(measured) == 90
     assert [p.name for p in tmp_path.iterdir()] == ["row.json"]
@@ -434,7 +434,7 @@ def test_slices_of_another_question_are_not_taken_over(
 def test_an_interrupted_evaluation_goes_on(
     net: nn.Sequential, samples: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurements, "SLICE", 20)
+    monkeypatch.setattr(store, "SLICE", 20)
     whole = pc.evaluate(net, *samples, BALLS["inf"], samples=True)
     measured: list[int] = []
 
@@ -445,12 +445,12 @@ def test_an_interrupted_evaluation_goes_on(
         return measure(task, stage)
 
     out = tmp_path / "row.json"
-    monkeypatch.setattr(measurements, "measure", until_the_third)
+    monkeypatch.setattr(store, "measure", until_the_third)
     with pytest.raises(KeyboardInterrupt):
         pc.evaluate(net, *samples, BALLS["inf"], samples=True, out=out)
     assert [p.name for p in tmp_path.iterdir()] == ["row.parts"]
     left: list[int] = []
-    monkeypatch.setattr(measurements, "measure", lambda task, stage: left.append(len(task)) or measure(task, stage))
+    monkeypatch.setattr(store, "measure", lambda task, stage: left.append(len(task)) or measure(task, stage))
     again = pc.evaluate(net, *samples, BALLS["inf"], samples=True, out=out)
     assert left == [20, 20, 10]
     assert same(whole.record, again.record)
@@ -461,7 +461,7 @@ def test_an_interrupted_evaluation_goes_on(
 def test_shares_of_processes_make_the_evaluation_of_one(
     net: nn.Sequential, samples: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurements, "SLICE", 20)
+    monkeypatch.setattr(store, "SLICE", 20)
     settings = EvaluationSettings(upper=4 * EPS, samples=True)
     question, exact = make_question(net, *samples, BALLS["inf"], settings), ExactSettings(timeout=20)
     sent: list[Any] = []

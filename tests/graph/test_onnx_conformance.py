@@ -21,7 +21,7 @@ from onnx.backend.test.case.node import collect_testcases
 import polycert as pc
 from polycert.graph.onnx.builder import known_ops
 from polycert.graph.onnx.constant_folding import FOLDS
-from polycert.graph.onnx.imported import OnnxNetwork
+from polycert.graph.onnx.network import OnnxNetwork
 from polycert.graph.onnx.program import read_program
 
 OPS = {*known_ops(), *FOLDS, "Constant", "Shape", "Size"}

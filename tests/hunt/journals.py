@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 import polycert as pc
-from polycert.evaluation.measurements import Measurements, MeasurementStore, measure
+from polycert.evaluation.measurements import Measurements, measure
 from polycert.evaluation.settings import EvaluationSettings, make_question
+from polycert.evaluation.store import MeasurementStore
 from polycert.models import architectures
 from tests.hunt.kind import claimed, note
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polycert as pc
-from polycert.rules.examples import Elementwise, Fn, seen
+from polycert.rules.examples import Elementwise, Fn, with_statistics
 from tests.helpers.cases import CASES, Case, fresh
 from tests.hunt.numbers import TYPES, tensor
 from tests.hunt.oracle import Oracle
@@ -36,7 +36,7 @@ MORE = [
     Case("chain-leaky", (2,), lambda: chain((2, 3, 3, 2), lambda z: F.leaky_relu(z, 0.01))),
     Case("stacked", (1,), lambda: nn.Sequential(nn.Linear(1, 8), nn.Linear(8, 1), nn.ReLU(), nn.Linear(1, 2))),
     Case("stacked-plain", (2,), lambda: nn.Sequential(nn.Linear(2, 8, bias=False), nn.Linear(8, 2))),
-    Case("norm-stacked", (2,), lambda: nn.Sequential(seen(nn.BatchNorm1d(2)), nn.Linear(2, 2))),
+    Case("norm-stacked", (2,), lambda: nn.Sequential(with_statistics(nn.BatchNorm1d(2)), nn.Linear(2, 2))),
     Case("constants-tiny", (2,), lambda: Fn(lambda m, x: m.b(m.a(x) * 1e-46 * 1e38 / 1e40 * 1e39), nn.Linear(2, 2), nn.Linear(2, 2))),
     Case("constants-added", (2,), lambda: Fn(lambda m, x: m.b((m.a(x).relu() + 1e-46) * 1e38 - F.pad(x, (0, 1), value=1e-46)[:, 1:] * 1e38), nn.Linear(2, 2), nn.Linear(2, 2))),
     Case("chain-tanh", (2,), lambda: chain((2, 3, 2), torch.tanh)),

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import polycert as pc
-from polycert.evaluation import measurements
+from polycert.evaluation import measurements, store
 from polycert.graph import fingerprint
-from polycert.graph.onnx import arithmetic, conv_pool, imported
+from polycert.graph.onnx import arithmetic, conv_pool, network
 from polycert.graph.onnx.builder import CONVERTERS, known_ops
 from polycert.runtime.limits import read_arrays
-from polycert.verification import checksummed_lines
+from polycert.verification import journal
 from polycert.verification.vnnlib import PropertyVerdict, constraints, property
 from tests.helpers.mutants import FIRST
 from tests.hunt import fingerprints, journals, onnx_mutants, properties, readers
@@ -59,20 +59,20 @@ def asks(**settings: Any) -> Chosen:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are not compared with onnxruntime when they are loaded: the hunt looks for itself."""
-    monkeypatch.setattr(imported, "check_against", lambda *_: None)
+    monkeypatch.setattr(network, "check_against", lambda *_: None)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_column_that_is_read_as_a_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `Gemm` was read once, if there are as many rows as columns."""
-    real = arithmetic.spread
+    real = arithmetic.broadcast_to
 
-    def spread(call: Any, array: Any, shape: tuple[int, ...]) -> np.ndarray:
+    def broadcast_to(call: Any, array: Any, shape: tuple[int, ...]) -> np.ndarray:
         given = np.asarray(array)
         turned = call.op == "Gemm" and given.shape == (shape[-1], 1)
         return real(call, given.T if turned else given, shape)
 
-    monkeypatch.setattr(arithmetic, "spread", spread)
+    monkeypatch.setattr(arithmetic, "broadcast_to", broadcast_to)
     assert "onnxruntime gives" in found(ONNX, _adds_a_column)
 
 
@@ -110,8 +110,8 @@ def test_a_dead_node_that_takes_much_memory_is_found(monkeypatch: pytest.MonkeyP
         np.ones(2**27)
         return real(program)
 
-    real = imported.OnnxRuntime
-    monkeypatch.setattr(imported, "OnnxRuntime", greedy)
+    real = network.OnnxRuntime
+    monkeypatch.setattr(network, "OnnxRuntime", greedy)
     assert "bytes while it is read" in found(ONNX, count=20)
 
 
@@ -169,16 +169,16 @@ def test_a_line_that_is_believed_after_an_edit_is_found(monkeypatch: pytest.Monk
     journals.journals()
 
     def unsealed(self: Any, text: bytes) -> bytes | None:
-        line = checksummed_lines.SEAL.fullmatch(text)
+        line = journal.SEAL.fullmatch(text)
         return None if line is None else line[1] + b"}"
 
-    monkeypatch.setattr(checksummed_lines.ChecksummedLines, "_unsealed", unsealed)
+    monkeypatch.setattr(journal.ChecksummedLines, "_unsealed", unsealed)
     edited = lambda case: case["what"] == "damage" and {c[0] for c in case["changes"]} <= {"edit", "sample"}  # noqa: E731
     assert found(JOURNALS, edited, count=60)
 
 
 def test_a_missing_lock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksummed_lines, "lock", lambda *_: None)
+    monkeypatch.setattr(journal, "lock", lambda *_: None)
     assert "a second process works" in found(JOURNALS, asks(what="held"), count=3)
 
 
@@ -186,11 +186,11 @@ def test_a_missing_lock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slice_without_a_seal_is_found(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(path: Path, about: str) -> measurements.Measurements:
         arrays = read_arrays(path)
-        prefix = len(measurements.COLUMN)
-        columns = {name[prefix:]: held for name, held in arrays.items() if name.startswith(measurements.COLUMN)}
+        prefix = len(store.COLUMN)
+        columns = {name[prefix:]: held for name, held in arrays.items() if name.startswith(store.COLUMN)}
         return measurements.Measurements(columns, arrays["points"], arrays["hits"], {})
 
-    monkeypatch.setattr(measurements, "_read", read)
+    monkeypatch.setattr(store, "_read", read)
     monkeypatch.setattr(journals, "module", _other_module(journals.module))
     journals.network.cache_clear()
     try:

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from polycert.cli import app
 from polycert.report.runs import ReportedModel, gather
 from polycert_paper import claims, comparisons
-from polycert_paper.claims import CLAIMS, FAILS, HOLDS, OPEN, PARTLY, Claim
-from polycert_paper.claims_page import claims_part
+from polycert_paper.claims import CLAIMS, FAILS, HOLDS, OPEN, PARTLY, Claim, claims_part
 from tests.helpers.report_files import EPS, record, samples, write_evaluation, write_training
 
 
@@ -34,12 +33,12 @@ def run_of(**changes: Any) -> ReportedModel:
 
 
 def verdict(position: int, *runs: ReportedModel) -> str:
-    return CLAIMS[position].judge(runs).verdict
+    return CLAIMS[position].check(runs).verdict
 
 
 def test_nothing_is_said_without_evidence() -> None:
     for claim in CLAIMS:
-        found = claim.judge([])
+        found = claim.check([])
         assert found.verdict == OPEN
         assert "`" in found.missing, claim.text
 
@@ -60,10 +59,10 @@ def test_partial_bounds_are_counted_on_cifar() -> None:
     def run(dataset: str) -> ReportedModel:
         return ReportedModel(name="c", path=Path("c.json"), record=record(dataset=dataset), samples=frame)
 
-    assert "15.0 % of 1,000" in CLAIMS[1].judge([run("cifar10")]).evidence[0].text
+    assert "15.0 % of 1,000" in CLAIMS[1].check([run("cifar10")]).evidence[0].text
     assert verdict(1, run("cifar10")) == HOLDS
     assert verdict(1, run("mnist")) == OPEN
-    assert CLAIMS[1].judge([ReportedModel("c", Path("c"), record(dataset="cifar10"), frame[:500])]).verdict == OPEN
+    assert CLAIMS[1].check([ReportedModel("c", Path("c"), record(dataset="cifar10"), frame[:500])]).verdict == OPEN
     frame["prediction"] = frame["label"] + 1  # a radius of a misclassified sample would not count
     assert verdict(1, run("cifar10")) == FAILS
 
@@ -73,7 +72,7 @@ def test_the_search_needs_both_architectures() -> None:
     assert verdict(3, fc1) == PARTLY
     assert verdict(3, fc1, cnn) == HOLDS
     assert verdict(3, fc1, run_of(architecture="cnn", T_bisection=10.0, T_envelope=9.9)) == PARTLY
-    assert "saves 57 %" in CLAIMS[3].judge([run_of(T_bisection=12.0, T_envelope=9.0, T_root=5.1)]).evidence[0].text
+    assert "saves 57 %" in CLAIMS[3].check([run_of(T_bisection=12.0, T_envelope=9.0, T_root=5.1)]).evidence[0].text
 
 
 def test_overhead_iterations_and_norms() -> None:
@@ -120,5 +119,5 @@ def test_a_mixed_claim_holds_in_part() -> None:
         yield claims.Evidence("yes", True, ("a",))
         yield claims.Evidence("no", False, ("a", "b"))
 
-    found = Claim("text", "measure", ((check, "more"),)).judge([])
+    found = Claim("text", "measure", ((check, "more"),)).check([])
     assert (found.verdict, found.sources, found.missing) == (PARTLY, ["a", "b"], "")

@@ -602,7 +602,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_parameters_are_counted(run: Path, tmp_path: Path) -> None:
-    target = measure.add("figure3", run / "model.safetensors", tmp_path / "results", measure.Ask())
+    target = measure.add("figure3", run / "model.safetensors", tmp_path / "results", measure.Settings())
     assert target == tmp_path / "results" / "figure3" / "mine.json"
     stored = json.loads(target.read_text(encoding="utf-8"))
     module = load_module(run / "model.safetensors").module
@@ -617,26 +617,26 @@ def test_radii_come_from_stored_samples(run: Path, tmp_path: Path) -> None:
     frame = pd.DataFrame({"largest": [0.0, 0.05, 0.11, 0.3, 0.7, 0.0]})
     frame.to_parquet(run / "evaluation.samples.parquet")
     stored = json.loads(
-        measure.add("figure5", run / "model.safetensors", tmp_path / "results", measure.Ask()).read_text("utf-8")
+        measure.add("figure5", run / "model.safetensors", tmp_path / "results", measure.Settings()).read_text("utf-8")
     )
     assert (stored["zero"], stored["above"], sum(stored["counts"])) == (2, 1, 3)
     assert (stored["low"], stored["high"]) == (0.0, 0.5)
     (run / "evaluation.samples.parquet").write_bytes(b"no parquet")
     with pytest.raises(PolycertError, match=r"evaluation\.samples\.parquet"):
-        measure.add("figure5", run / "model.safetensors", tmp_path / "results", measure.Ask())
+        measure.add("figure5", run / "model.safetensors", tmp_path / "results", measure.Settings())
 
 
 def test_models_of_unknown_origin_are_refused(run: Path, tmp_path: Path) -> None:
     (run / "recipe.toml").unlink()
     with pytest.raises(PolycertError, match=r"recipe\.toml"):
-        measure.add("figure3", run / "model.safetensors", tmp_path / "results", measure.Ask())
+        measure.add("figure3", run / "model.safetensors", tmp_path / "results", measure.Settings())
     assert not (tmp_path / "results").exists()
 
 
 def test_released_norms_are_the_captions(shared: Path, tmp_path: Path) -> None:
     for name, method in (("kw", "kw"), ("c-perat", "c-per+at")):
         model = shared / "zoo" / "relu_linf__cifar10_cnn" / f"cifar_cnn_l1_{name}.npz"
-        stored = json.loads(measure.add("figure3", model, tmp_path, measure.Ask()).read_text("utf-8"))
+        stored = json.loads(measure.add("figure3", model, tmp_path, measure.Settings()).read_text("utf-8"))
         assert f"{stored['parameter_norm']:.2f}" == PRINTED_NORMS["figure3"][method]
         assert stored["source"] == measure.THEIRS
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from polycert.report import write_report
-from polycert_paper.claims_page import claims_part
+from polycert_paper.claims import claims_part
 from tests.helpers.browser import Browser, find_chromium
 from tests.helpers.report_files import EPS, record, samples, write_evaluation, write_training
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polycert.rules.conv_adjoint import Overlaid, RowProduct, live_columns, live_rows
+from polycert.rules.conv_adjoint import Overlaid, RowProduct, nonzero_columns, nonzero_rows
 from tests.helpers.gradients import assert_same
 
 
@@ -38,11 +38,11 @@ def test_lines_laid_over_one_another(step: int, fixed: bool) -> None:
 
 def test_what_is_left_out_is_all_zero() -> None:
     values = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, torch.nan, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    columns, rows = live_columns(values), live_rows(values)
+    columns, rows = nonzero_columns(values), nonzero_rows(values)
     assert columns is not None
     assert columns.tolist() == [1, 2]
     assert rows is not None
     assert rows.tolist() == [0, 1]
-    assert live_rows(torch.ones(3, 4)) is None
-    assert live_columns(torch.ones(3, 4)) is None
-    assert live_columns(torch.ones(0, 4)) is None
+    assert nonzero_rows(torch.ones(3, 4)) is None
+    assert nonzero_columns(torch.ones(3, 4)) is None
+    assert nonzero_columns(torch.ones(0, 4)) is None

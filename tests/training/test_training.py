@@ -183,14 +183,14 @@ def test_schedules() -> None:
     )
     doubling = {"kind": "doubling", "first": 0.0064, "every": 20}
     assert at(doubling, 0, 19.99, 20, 99) == pytest.approx([0.0064, 0.0064, 0.0128, 0.1024])
-    assert make_recipe(changed(eps=doubling)).eps.extremes(40) == pytest.approx((0.0064, 0.0128))
+    assert make_recipe(changed(eps=doubling)).eps.value_range(40) == pytest.approx((0.0064, 0.0128))
     assert at({**doubling, "most": 0.03}, 99) == [0.03]
     step = {"kind": "step", "first": 1.0, "epochs": [2, 4], "factor": 0.5}
     assert at(step, 1.9, 2, 3.9, 4) == [1, 0.5, 0.5, 0.25]
     points = {"kind": "points", "epochs": [1, 2, 6], "values": [0.2, "2/5", 0.1]}
     assert at(points, 0, 1, 1.5, 2, 4, 9) == pytest.approx([0.2, 0.2, 0.3, 0.4, 0.25, 0.1])
     made = make_recipe(changed(eps=points)).eps
-    assert made.extremes(4) == pytest.approx((0.2, 0.4))  # the largest value is neither first nor last
+    assert made.value_range(4) == pytest.approx((0.2, 0.4))  # the largest value is neither first nor last
     assert made.stretched(2).at(4) == 0.4
 
 

@@ -23,16 +23,24 @@ from polycert.rules import Pieces
 from polycert.rules.affine import MatMul
 from polycert.rules.piecewise_linear import LeakyRelu
 from polycert.sets.interval import Interval
-from polycert.verification.beta_crown import DualPoint, ascend, look
+from polycert.verification.beta_crown import (
+    OFF,
+    ON,
+    DualObjective,
+    DualPoint,
+    Nodes,
+    ascend,
+    dual_point,
+    multipliers,
+    proved_bound,
+)
 from polycert.verification.branch_and_bound import BranchAndBound, score_candidates
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
-from polycert.verification.dual_bound import OFF, ON, DualObjective, Nodes, multipliers, proved_bound
-from polycert.verification.milp import SOLVERS, solve
-from polycert.verification.pre_activation import relax, tighter
+from polycert.verification.pre_activation import refine, relax, tighter
+from polycert.verification.programs import SOLVERS, solve_clauses
 from polycert.verification.reduced_problem import LOCAL, Coefficients, Reduced, piecewise_linear, reduce
 from polycert.verification.snapshot import NetworkSnapshot
-from polycert.verification.tightening import refine
 from tests.helpers.cases import CASES, Case, ball, ready, seed_of
 from tests.helpers.solvers import Piecewise, exact_values
 
@@ -105,7 +113,7 @@ def test_agrees_with_the_enumeration_of_all_patterns(
     if found.status == "robust":
         assert found.proof == "rigorous"
     else:
-        assert_counterexample(module, x, label, norm, eps, found.witness.input)
+        assert_counterexample(module, x, label, norm, eps, found.counterexample.input)
 
 
 def assert_counterexample(module: nn.Sequential, x: Tensor, label: int, norm: float, eps: float, at: Tensor) -> None:
@@ -189,8 +197,8 @@ def test_unsafe_sets_of_several_rows(seed: int, hidden: tuple[int, ...], close: 
         unsafe = [(rows, limits + t + shift) for (rows, limits), t in zip(sets, away, strict=True)]
         found = decide(pc.capture(module, (3,)), region, Specification.never(unsafe), timeout=60)
         assert found.status == status
-        if found.witness is not None:
-            z = module(found.witness.input[None])[0].detach().numpy()
+        if found.counterexample is not None:
+            z = module(found.counterexample.input[None])[0].detach().numpy()
             assert any((rows @ z <= limits + 1e-12).all() for rows, limits in unsafe)
 
 
@@ -214,8 +222,8 @@ def test_balls_against_a_fine_grid(norm: float) -> None:
             found = decide(net, pc.Ball(norm, max(eps, 0.0), *BOX).at(x), spec, timeout=60)
             assert found.status == status, seed
             searched += found.stage in ("slopes", "branch")
-            if found.witness is not None:
-                moved = np.abs((found.witness.input - x[0]).numpy())
+            if found.counterexample is not None:
+                moved = np.abs((found.counterexample.input - x[0]).numpy())
                 assert (moved**norm).sum() <= eps**norm
     assert searched >= 5
 
@@ -457,7 +465,7 @@ def test_derivatives_are_those_of_the_bound(hidden: tuple[int, ...], norm: float
     alpha, beta = (torch.rand(6, count, generator=generator, dtype=F64) for _ in range(2))
 
     def at(alpha: Tensor, beta: Tensor, weight: Tensor) -> DualPoint:
-        return look(problem, split, alpha, beta, DualObjective.of(problem, weight))
+        return dual_point(problem, split, alpha, beta, DualObjective.of(problem, weight))
 
     here = at(alpha, beta, weight)
     derivatives = {"alpha": here.alpha, "beta": here.beta, "weight": here.by_rows(problem)}
@@ -504,7 +512,7 @@ def test_the_mixed_integer_program_decides_alone(solver: str, norm: float) -> No
             problem, spec = problem_of(net, x, pc.Ball(norm, eps, *BOX))
             replay = CounterexampleCheck(NetworkSnapshot.of(net), region, spec)
             clauses = torch.arange(spec.clauses)
-            found = solve(problem, clauses, replay, Budget(60), SOLVERS[solver])
+            found = solve_clauses(problem, clauses, replay, Budget(60), SOLVERS[solver])
             expected = decide(net, region, spec, timeout=60)
             assert found.status == {"robust": "unknown"}.get(expected.status, expected.status)
             assert (found.proof == "solver") == (found.status == "unknown")  # its word, and no proof

@@ -115,7 +115,7 @@ def test_a_leaf_over_all_numbers_of_float64() -> None:
     assert decide(net, Boxes(-end, end).region(), Specification.margins(0, 2), timeout=5).status != "falsified"
 
 
-def test_a_witness_that_only_rounding_makes_fail_is_refused() -> None:
+def test_a_counterexample_that_only_rounding_makes_fail_is_refused() -> None:
     """In float64 the margin at x is 0; in truth it is 1."""
     layers = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)).double()
     with torch.no_grad():  # sums of two terms, which no order of summation changes

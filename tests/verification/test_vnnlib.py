@@ -249,10 +249,10 @@ def test_decisions_on_both_sides_of_the_least_value(seed: int, tmp_path: Path) -
         text = f"(assert (<= (- Y_0 Y_1) {least + shift!r}))"
         found = decide(net, asked(text, sides=((-1, 1), (-1, 1))), timeout=60)
         assert found.status == status
-        if found.witness is not None:
-            assert bool((np.abs(found.witness.x) <= 1).all())
-            y = net.replay(torch.from_numpy(found.witness.x)[None])[0].numpy()
-            assert np.array_equal(y, found.witness.y)
+        if found.counterexample is not None:
+            assert bool((np.abs(found.counterexample.x) <= 1).all())
+            y = net.replay(torch.from_numpy(found.counterexample.x)[None])[0].numpy()
+            assert np.array_equal(y, found.counterexample.y)
             assert y[0] - y[1] <= least + shift
 
 
@@ -270,14 +270,14 @@ def test_a_fixed_input_keeps_its_value(tmp_path: Path) -> None:
     net = small(2, tmp_path)
     found = decide(net, asked("(assert (>= Y_0 -100))", sides=((0.1, 0.1), (0.7, 0.7))), timeout=30)
     assert found.status == "sat"
-    assert found.witness is not None
-    assert found.witness.x.tolist() == [0.1, 0.7]
+    assert found.counterexample is not None
+    assert found.counterexample.x.tolist() == [0.1, 0.7]
 
 
 def test_a_property_without_outputs_is_fulfilled_by_any_input(tmp_path: Path) -> None:
     found = decide(small(2, tmp_path), asked(""), timeout=30)
     assert found.status == "sat"
-    assert found.witness is not None
+    assert found.counterexample is not None
 
 
 def test_an_empty_property_holds_and_sizes_must_fit(tmp_path: Path) -> None:
@@ -376,8 +376,8 @@ def test_a_counterexample_of_a_journal_is_replayed(tmp_path: Path) -> None:
     assert decide(net, reached, timeout=60, journal=journal).status == "sat"
     again = decide(net, reached, timeout=60, journal=journal)
     assert (again.status, again.resumed) == ("sat", 1)
-    assert again.witness is not None
-    assert reached.boxes[0].holds(*again.witness)
+    assert again.counterexample is not None
+    assert reached.boxes[0].holds(*again.counterexample)
 
 
 # --- the command line ----------------------------------------------------------------------------------------------
@@ -395,10 +395,10 @@ def test_verify_prints_the_answer_first(tmp_path: Path) -> None:
         assert found.exit_code == 0
         assert found.stdout.splitlines()[0] == status
         assert out.read_text() == found.stdout
-    ((witness),) = parse("\n".join(found.stdout.splitlines()[1:]))
-    assert [name for name, _ in witness] == ["X_0", "X_1", "Y_0", "Y_1"]
-    x = torch.tensor([[float(value) for _, value in witness[:2]]], dtype=F64)
-    assert net.replay(x)[0].tolist() == pytest.approx([float(value) for _, value in witness[2:]], abs=1e-9)
+    ((found_values),) = parse("\n".join(found.stdout.splitlines()[1:]))
+    assert [name for name, _ in found_values] == ["X_0", "X_1", "Y_0", "Y_1"]
+    x = torch.tensor([[float(value) for _, value in found_values[:2]]], dtype=F64)
+    assert net.replay(x)[0].tolist() == pytest.approx([float(value) for _, value in found_values[2:]], abs=1e-9)
 
 
 def test_verify_refuses_bad_usage_with_one_sentence(tmp_path: Path) -> None:
@@ -510,6 +510,6 @@ def test_other_spellings_are_errors(text: str) -> None:
         (("1e-50", "2e-50"), "(assert (<= Y_0 1e-30))", True),
     ],
 )
-def test_a_witness_lies_in_the_box(side: tuple[str, str], text: str, possible: bool, tmp_path: Path) -> None:
+def test_a_counterexample_lies_in_the_box(side: tuple[str, str], text: str, possible: bool, tmp_path: Path) -> None:
     found = decide(twins(tmp_path), asked(text, 1, 2, (side,)), timeout=2)
     assert (found.status == "sat") == possible

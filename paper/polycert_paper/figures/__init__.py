@@ -1,4 +1,4 @@
-"""The paper's figures by name, drawn from stored records or computed on the spot."""
+"""The paper's figures by name. They are drawn from stored records, or computed when they are drawn."""
 
 from collections.abc import Callable
 from functools import partial

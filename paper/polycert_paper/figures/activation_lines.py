@@ -19,17 +19,18 @@ INTERVALS = {"lower ≤ upper ≤ 0": (-3.0, -0.8), "lower < 0 < upper": (-2.0, 
 
 
 def relu_picture() -> Picture:
-    """Figure 6."""
+    """Return Figure 6, for ReLU."""
     return _picture("figure6", "ReLU between two lines of one slope", Relu(()), "ReLU", "relu(z)")
 
 
 def sigmoid_picture() -> Picture:
-    """Figure 7."""
+    """Return Figure 7, for sigmoid."""
     sigmoid = Tanh((), shift=0.5, outer=0.5, inner=0.5)
     return _picture("figure7", "sigmoid between two lines of one slope", sigmoid, "sigmoid", "sigmoid(z)")
 
 
 def _picture(name: str, title: str, activation: Activation, word: str, formula: str) -> Picture:
+    """Return a figure with a panel for each kind of interval."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 3.0), layout="constrained")
         panels = figure.subplots(1, 3, sharex=True, sharey=True)
@@ -47,6 +48,7 @@ def _picture(name: str, title: str, activation: Activation, word: str, formula: 
 
 
 def _draw(axes: Axes, activation: Activation, ends: tuple[float, float], formula: str) -> None:
+    """Draw an activation and the lines around it on one interval."""
     lower, upper = (torch.tensor(end, dtype=torch.float64) for end in ends)
     lines = parallel(activation, Interval(lower, upper))
     z, inside = torch.linspace(-4, 4, 321, dtype=torch.float64), torch.linspace(*ends, 2, dtype=torch.float64)
@@ -55,7 +57,7 @@ def _draw(axes: Axes, activation: Activation, ends: tuple[float, float], formula
     axes.fill_between(inside, low, high, color=PEC_COLOUR, alpha=0.15, linewidth=0, label="relaxation")
     axes.plot(z, activation.forward(z), color="0.2", linewidth=2, label=formula)
     axes.plot(inside, low, color=PEC_COLOUR, linewidth=2.4, label="lower line")
-    # Dashed and on top, so that both lines show where they are one.
+    # The upper line is dashed and on top, so that both lines show where they coincide.
     axes.plot(inside, high, color=LIN_COLOUR, linewidth=1.6, linestyle=(0, (4, 3)), label="upper line")
     for end in ends:
         axes.axvline(end, color="0.7", linewidth=0.8, linestyle=":")

@@ -23,7 +23,7 @@ GREEN = "#3a8f5c"
 
 
 def network() -> Network:
-    """Class 0 falls off on all sides; each other class rises on its own, partly straight and partly bent."""
+    """Return a network whose class 0 falls off on all sides, and whose other classes rise in one direction each."""
     angles = 2 * np.pi * np.arange(BENT) / BENT
     sides = 2 * np.pi * (np.arange(OTHERS) + 0.35) / OTHERS
     every = np.concatenate([angles, sides])
@@ -31,7 +31,7 @@ def network() -> Network:
     straight = 0.6 * np.eye(OTHERS)
     last = np.block([[np.full((1, BENT), -0.25), np.zeros((1, OTHERS))], [bent, straight]])
     layers = nn.Linear(2, BENT + OTHERS, dtype=torch.float64), nn.Linear(BENT + OTHERS, 1 + OTHERS, dtype=torch.float64)
-    # The last units are active on all that is drawn: their bends are far out, and the last layer takes that off again.
+    # The last units are active on all that is drawn, so they are linear there; the last layer subtracts their offset.
     places = np.concatenate([0.75 + 0.5 * np.cos(7 * np.arange(BENT)), np.full(OTHERS, -FAR)])
     values = np.stack([np.cos(every), np.sin(every)], 1), -places, last, np.array([0.75] + [-0.6 * FAR] * OTHERS)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def network() -> Network:
 
 
 def sketch_picture() -> Picture:
-    """Figure 2."""
+    """Return Figure 2, with one panel for each size of the ball."""
     net = network()
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 5.2), layout="constrained")
@@ -65,7 +65,7 @@ def sketch_picture() -> Picture:
 
 
 def _draw(axes: Axes, net: Network, eps: float) -> float:
-    """One panel; returns the distance from the point to the envelope's border."""
+    """Draw one panel; returns the distance from the point to the envelope's border."""
     point = torch.tensor([POINT], dtype=torch.float64)
     found = envelope(net, point, torch.tensor([0]), Ball(norm=2, eps=eps))
     grid = np.linspace(-SIDE, SIDE, 321)
@@ -92,7 +92,7 @@ def _draw(axes: Axes, net: Network, eps: float) -> float:
 
 
 def _name(axes: Axes) -> None:
-    """Contours have no handles of their own."""
+    """Add entries of the legend, since contours have none."""
     nowhere: list[float] = []
     axes.plot(nowhere, nowhere, color="#16325c", linewidth=2.6, label="decision boundary")
     axes.plot(nowhere, nowhere, color="#7fb2e5", linewidth=1, label="hyperplanes, one for each other class")

@@ -1,4 +1,4 @@
-"""A figure before it is written."""
+"""Figures before they are written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polycert_paper.table import Missing
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the paper from our records; `figure` is None where there is nothing to draw yet."""
+    """A figure of the paper, drawn from our records; `figure` is None if there are no records yet."""
 
     name: str
     title: str
@@ -21,5 +21,5 @@ class Picture:
 
     @property
     def number(self) -> str:
-        """As in the paper."""
+        """The figure's number in the paper."""
         return self.name.removeprefix("figure")

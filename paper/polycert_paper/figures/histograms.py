@@ -24,12 +24,12 @@ SETTINGS = {
     "figure8": "cifar10-cnn-l2",
     "figure9": "cifar10-cnn-l2",
 }
-# Euclidean norms of all parameters in the captions of the paper's Figures 3 and 8.
+# Euclidean norms of all parameters that the captions of the paper's Figures 3 and 8 give.
 PRINTED_NORMS = {
     "figure3": {"kw": "18.08", "mmr+at": "38.36", "c-per+at": "94.63"},
     "figure8": {"kw": "71.34", "mmr+at": "62.97", "c-per+at": "141.77"},
 }
-FEW = 2000  # samples that are too few for narrow bins
+FEW = 2000  # fewer samples than these get wider bins
 LOOKS: dict[str, dict[str, Any]] = {
     "kw": {"color": LIN_COLOUR, "linestyle": (0, (4, 1.5))},
     "mmr+at": {"color": THIRD_COLOUR, "linestyle": (0, (1, 1))},
@@ -38,7 +38,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 
 class Histogram(BaseModel):
-    """Counts in equal bins from `low` to `high`, and of what lies below, above and (for radii) at 0 exactly."""
+    """Counts in equal bins from `low` to `high`, and the counts of values below, above and (for radii) at exactly 0."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -56,23 +56,24 @@ class Histogram(BaseModel):
 
     @model_validator(mode="after")
     def _has_something(self) -> Histogram:
+        """Check that something was counted, and that the range is not empty."""
         if self.total < 1 or self.high <= self.low:
             raise ValueError("a histogram must have counts, and low < high")
         return self
 
     @property
     def total(self) -> int:
-        """All that was counted."""
+        """The number of all values."""
         return sum(self.counts) + self.below + self.above + self.zero
 
     def steps(self, merge: int) -> tuple[np.ndarray, np.ndarray]:
-        """Shares in per cent, and the bins' edges, with every `merge` bins taken together."""
+        """Return shares in per cent, `[bins]`, and the bins' edges, `[bins + 1]`, with every `merge` bins as one."""
         counts = np.array(self.counts).reshape(-1, merge if len(self.counts) % merge == 0 else 1).sum(1)
         return 100 * counts / self.total, np.linspace(self.low, self.high, len(counts) + 1)
 
 
 def parameter_picture(name: str, store: Store) -> Picture:
-    """Figures 3 and 8: the values of all weights and biases."""
+    """Return Figure 3 or 8, the distribution of all weights and biases."""
     setting = settings([SETTINGS[name]])[SETTINGS[name]]
     title = f"distribution of the parameters, l_{setting.norm}"
     caption = (
@@ -92,7 +93,7 @@ def parameter_picture(name: str, store: Store) -> Picture:
 
 
 def radius_picture(name: str, store: Store) -> Picture:
-    """Figures 5 and 9: the largest certified radius of each test image."""
+    """Return Figure 5 or 9, the distribution of the largest certified radii of test images."""
     setting = settings([SETTINGS[name]])[SETTINGS[name]]
     title = f"distribution of the largest certified radii, l_{setting.norm}"
     caption = (
@@ -123,7 +124,7 @@ def _picture(
     ylabel: str,
     finish: Callable[[Axes], None] = lambda axes: None,
 ) -> Picture:
-    """One panel for each source of networks; one line for each of the paper's three methods."""
+    """Return a figure with a panel for each source of networks and a line for each of the paper's three methods."""
     sources: dict[str, dict[str, Histogram]] = {}
     for found in store.read(name, Histogram).values():
         if found.dataset == setting.dataset and found.norm == setting.norm and found.method in LOOKS:
@@ -146,6 +147,7 @@ def _picture(
 
 
 def _missing(name: str, setting: Setting, have: dict[str, Histogram]) -> tuple[Missing, ...]:
+    """Return the commands that measure the methods we lack."""
     rows = (f"{setting.name}-{method}" for method in LOOKS if method not in have)
     return tuple(
         Missing(

@@ -25,7 +25,7 @@ TITLE = "gamma trades clean against certified error"
 
 
 def tradeoff_picture(store: Store) -> Picture:
-    """Ours as lines over gamma; the paper's network and KW for reference."""
+    """Return Figure 4: our errors as lines over gamma, with the paper's network and KW for reference."""
     setting = settings([SETTING])[SETTING]
     sweep = _sweep(store, setting)
     have = {gamma for gamma, _ in sweep}
@@ -41,6 +41,7 @@ def tradeoff_picture(store: Store) -> Picture:
 
 
 def _sweep(store: Store, setting: Setting) -> list[tuple[float, Record]]:
+    """Return the records of the sweep with their gamma, in its order."""
     found = []
     for name, record in store.records(FOLDER).items():
         try:
@@ -57,7 +58,7 @@ def _sweep(store: Store, setting: Setting) -> list[tuple[float, Record]]:
 
 
 def _course(sweep: list[tuple[float, Record]]) -> str:
-    """How long our runs were, as far as they say: a short course is not the paper's."""
+    """Return a remark on the epochs of our runs, which may be fewer than the paper's."""
     epochs = sorted({len(record.training.metrics) for _, record in sweep if record.training is not None})
     if not epochs:
         return ""
@@ -65,7 +66,7 @@ def _course(sweep: list[tuple[float, Record]]) -> str:
 
 
 def _reference(store: Store, setting: Setting) -> tuple[str, dict[str, Any]]:
-    """KW's clean and certified error: ours if it is there, else the paper's."""
+    """Return the source of KW's errors and the errors: ours if we have them, or else the paper's."""
     own = store.row(MAIN, setting, "kw")
     if own is not None and set(SHOWN) <= set(own.figures):
         return "KW, ours", {key: own.figures[key] for key in SHOWN}
@@ -74,6 +75,7 @@ def _reference(store: Store, setting: Setting) -> tuple[str, dict[str, Any]]:
 
 
 def _draw(sweep: list[tuple[float, Record]], name: str, reference: dict[str, Any]) -> Figure:
+    """Draw the errors over gamma."""
     printed = printed_figures.printed(MAIN)[SETTING, METHOD]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.8), layout="constrained")
@@ -91,6 +93,7 @@ def _draw(sweep: list[tuple[float, Record]], name: str, reference: dict[str, Any
 
 
 def _missing(setting: Setting, gamma: str) -> Missing:
+    """Return the commands that train and evaluate one gamma."""
     run = f"{FOLDER}-gamma-{gamma}"
     train = setting.train(METHOD, f"--set gamma={gamma}", run=run)
     return Missing(run, f"{train} && {setting.evaluate(run, f'paper/results/{FOLDER}/{PREFIX}{gamma}.json')}")

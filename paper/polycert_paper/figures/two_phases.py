@@ -17,7 +17,7 @@ ROW = "mnist-fc1-linf-mmr+at"  # the paper's choice
 
 
 class StoredCurve(BaseModel):
-    """What is certified of one sample in balls of growing size."""
+    """The certified radius of one sample in balls of growing size."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -32,13 +32,14 @@ class StoredCurve(BaseModel):
 
     @model_validator(mode="after")
     def _same_length(self) -> StoredCurve:
+        """Check that the three lists have the same length."""
         if not len(self.eps) == len(self.radius) == len(self.certified) > 1:
             raise ValueError("eps, radius and certified must be lists of one length above 1")
         return self
 
 
 def curve_picture(store: Store) -> Picture:
-    """Our own network's curve, or else the released one's."""
+    """Return Figure 1 for a network of ours, or else for a released one."""
     curves = sorted(store.read("figure1", StoredCurve).values(), key=lambda curve: curve.source != "ours")
     missing = Missing(
         ROW,

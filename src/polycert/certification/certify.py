@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -15,12 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polycert.bounding.backward import concretise_bounds
-from polycert.bounding.chunking import batch_size_for
+from polycert.bounding.backward import Pass, concretise_bounds
+from polycert.bounding.chunking import CHUNK, batch_size_for, row_width
 from polycert.bounding.methods import error_model, get_method, get_relaxations, live_graph, passes, provable
 from polycert.certification.envelope import Envelope, better, classes_of, envelopes
 from polycert.errors import PolycertError
-from polycert.forms import Dense, Form, Identity
+from polycert.forms import Dense, Form, Identity, Selected
 from polycert.graph import Graph, Network
 from polycert.graph.fingerprint import network_digest
 from polycert.graph.inputs import as_inputs, as_labels, check_finite
@@ -34,6 +35,7 @@ from polycert.sets.interval import Rounding, holds
 # Rounding lowers a margin by its slack, and by wider pre-activation bounds: at most 4.4 times the slack on 500 images
 # of one released network. A smaller factor would cost certificates, never soundness.
 SECOND_LOOK = 5
+MOST_COEFFICIENTS = 2**27  # of the rows of `bounds`: if there are more, a part of the rows is bounded at a time
 DISTANCE_NUMBERS = 2**18  # coefficients whose distances are computed at a time, so that they stay in the cache
 
 
@@ -298,16 +300,16 @@ def bounds(
     if rigorous:
         network.check_inside(region)
     rounding = error_model(graph) if rigorous else None
-    form, shape = _spec_form(graph, spec)
+    asked = SpecRows.of(graph, spec)
     with plain_products(graph.device) if rigorous else nullcontext():
         runs = passes(graph, region, method, relaxation, rounding)
-        found = [concretise_bounds(run, *get_method(method).sides(run, form), joint=True) for run in runs]
+        found = [_bounds_of(run, asked, method) for run in runs]
     lower, upper = found[0]
     for low, high in found[1:]:
         lower, upper = torch.maximum(lower, low), torch.minimum(upper, high)
     return Bounds(
-        lower.reshape(-1, *shape),
-        upper.reshape(-1, *shape),
+        lower.reshape(-1, *asked.shape),
+        upper.reshape(-1, *asked.shape),
         eps=region.eps,
         norm=region.norm,
         box=box_text(ball.low, ball.high),
@@ -318,15 +320,43 @@ def bounds(
     )
 
 
-def _spec_form(graph: Graph, spec: Array | None) -> tuple[Form, tuple[int, ...]]:
-    like = torch.empty(0, dtype=graph.dtype, device=graph.device)
-    if spec is None:
-        return Identity(graph.output_shape, like), graph.output_shape
-    rows = torch.as_tensor(spec, dtype=graph.dtype, device=graph.device)
-    if rows.dim() == 1 + len(graph.output_shape):
-        rows = rows.unsqueeze(0)
-    if tuple(rows.shape[2:]) != graph.output_shape:
-        raise PolycertError(
-            f"spec must have rows of shape {graph.output_shape}, the network's output, got {tuple(rows.shape[2:])}"
-        )
-    return Dense(rows), (rows.shape[1],)
+def _bounds_of(run: Pass, asked: SpecRows, method: str) -> tuple[Tensor, Tensor]:
+    """Return lower and upper bounds of rows over the output, `[batch, rows]` each, a part of the rows at a time."""
+    rows = math.prod(asked.shape)
+    width = len(run.region.x) * max(math.prod(run.graph.output_shape), row_width(run.graph, run.graph.output))
+    most = rows if rows * width <= MOST_COEFFICIENTS else max(1, CHUNK // width)
+    if most >= rows:
+        forms = [asked.form]
+    else:
+        forms = [asked.some(begin, min(begin + most, rows), len(run.region.x)) for begin in range(0, rows, most)]
+    ends = [concretise_bounds(run, *get_method(method).sides(run, form), joint=True) for form in forms]
+    lower, upper = (torch.cat(side, 1) for side in zip(*ends, strict=True))
+    return lower, upper
+
+
+class SpecRows(NamedTuple):
+    """Linear functions of the output: all of them as one form, and the shape of their values."""
+
+    form: Form
+    shape: tuple[int, ...]
+    some: Callable[[int, int, int], Form]  # the rows from one to another, for so many samples
+
+    @staticmethod
+    def of(graph: Graph, spec: Array | None) -> SpecRows:
+        """Build the rows from coefficients `[rows, outputs]` or `[n, rows, outputs]`; None asks for the outputs."""
+        like = torch.empty(0, dtype=graph.dtype, device=graph.device)
+        if spec is None:
+
+            def entries(begin: int, end: int, samples: int) -> Form:
+                units = torch.arange(begin, end, device=graph.device).expand(samples, -1)
+                return Selected(graph.output_shape, like, units)
+
+            return SpecRows(Identity(graph.output_shape, like), graph.output_shape, entries)
+        rows = torch.as_tensor(spec, dtype=graph.dtype, device=graph.device)
+        if rows.dim() == 1 + len(graph.output_shape):
+            rows = rows.unsqueeze(0)
+        if tuple(rows.shape[2:]) != graph.output_shape:
+            raise PolycertError(
+                f"spec must have rows of shape {graph.output_shape}, the network's output, got {tuple(rows.shape[2:])}"
+            )
+        return SpecRows(Dense(rows), (rows.shape[1],), lambda begin, end, _: Dense(rows[:, begin:end]))

@@ -1,4 +1,4 @@
-"""The command line: `polycert`, or `python -m polycert`. Only it prints, and sets threads and seeds."""
+"""The command line, `polycert` or `python -m polycert`. Only this package prints, and sets threads and seeds."""
 
 from polycert.cli.app import app, main
 

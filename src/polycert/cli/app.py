@@ -1,4 +1,4 @@
-"""The commands and their help, in one table. The code of a command is loaded when it runs: `--help` needs no torch."""
+"""The commands and their help, in one table. A command's code is imported when it runs: `--help` needs no torch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 
 
 def _version(wanted: bool) -> None:
+    """Print the version and end, if it is asked for."""
     if wanted:
         from polycert import __version__
 
@@ -39,7 +40,7 @@ def _root(
 
 
 class Command(NamedTuple):
-    """A command of the line: `polycert.cli.NAME` has its function, `NAME_command(options)`."""
+    """A command, whose function is `NAME_command(options)` in `polycert.cli.NAME`."""
 
     name: str
     options: type[options.OutputOptions]
@@ -157,6 +158,7 @@ COMMANDS = (
 
 
 def _run(name: str, given: options.OutputOptions) -> None:
+    """Import a command and call it with its options."""
     getattr(importlib.import_module(f"polycert.cli.{name}"), f"{name}_command")(given)
 
 
@@ -167,7 +169,7 @@ for command in COMMANDS:
 
 
 def main() -> None:
-    """Run the command line; ends the process."""
+    """Run the command line, and end the process."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a character that the terminal lacks must not end the program
             stream.reconfigure(errors="replace")

@@ -20,7 +20,7 @@ from polycert.sets.ball import Ball
 
 
 def attack_command(options: AttackOptions) -> None:
-    """Attack, save, summarise."""
+    """Attack the samples, save the records, and print a summary."""
     with usage():
         if options.out is not None:
             check_output(options.out)
@@ -28,30 +28,30 @@ def attack_command(options: AttackOptions) -> None:
         ball = Ball(asked.norm, option_values.number(options.eps, "--eps"), asked.low, asked.high)
 
     def ask(x: Tensor, y: Tensor | None, index: Tensor, progress: Advance) -> Attack:
-        return attack_samples(job.network, x, y, ball, index, options.steps, options.restarts, options.seed)
+        return attack_samples(samples.network, x, y, ball, index, options.steps, options.restarts, options.seed)
 
     with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
-        job = prepare(options, ball, asked)
-        done = in_slices(job, bar, "attacking", ask, team)
+        samples = prepare(options, ball, asked)
+        done = in_slices(samples, bar, "attacking", ask, team)
     if not team.first:
         return
-    hits = Attack.join(done.parts)
+    found = Attack.join(done.parts)
     if options.out is not None:
-        _save_points(hits, options.out)
-    frame = hits.rows()
+        _save_counterexamples(found, options.out)
+    frame = found.rows()
     rows = {
-        "clean error (CTE)": clean_error(job, 100 * float((frame["prediction"] != frame["label"]).mean())),
+        "clean error (CTE)": clean_error(samples, 100 * float((frame["prediction"] != frame["label"]).mean())),
         "error under attack": f"{100 * float(frame['success'].mean()):.2f} %",
         "mean of the least margins": f"{frame['margin'].mean():.5g}",
         "steps, restarts": f"{options.steps}, {options.restarts}",
         "eps": options.eps,
     }
-    finish(options, job, Finished(done.count, done.seconds), hits, rows | about_set(asked))
+    finish(options, samples, Finished(done.count, done.seconds), found, rows | about_set(asked))
 
 
-def _save_points(hits: Attack, out: Path) -> None:
-    """The points that broke their samples."""
-    broken = hits.success.cpu()
-    index, points = hits.index.cpu()[broken], hits.inputs.cpu()[broken]
+def _save_counterexamples(found: Attack, out: Path) -> None:
+    """Write the counterexamples and the positions of their samples beside the records."""
+    broken = found.success.cpu()
+    index, points = found.index.cpu()[broken], found.inputs.cpu()[broken]
     with whole_file(counterexamples_of(out)) as name, name.open("wb") as file:
         np.savez_compressed(file, index=index.numpy(), x=points.numpy())

@@ -1,4 +1,4 @@
-"""The demo: train a small provably robust network on embedded digits, certify it, draw what came out."""
+"""`polycert demo`: train a small provably robust network on embedded digits, certify it, and draw the results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ABOUT = {
 
 
 def demo_command(options: DemoOptions) -> None:
-    """Run the demo, and tell what it does line by line."""
+    """Run the demo, and print what it does line by line."""
     if options.out.exists() and not options.out.is_dir():
         raise BadUsage(f"--out must be a folder, but {str(options.out)!r} is a file")
     if options.threads is not None:
@@ -82,7 +82,7 @@ def run(folder: Path, report: Report) -> None:
 
 
 def table(certs: Certificates, network: Network, test: data.Dataset) -> list[str]:
-    """The demo's summary: three ways to certify the same network."""
+    """Return the lines of the demo's summary, with three ways to certify the same network."""
     ball = Ball(eps=EPS, low=0.0, high=1.0)
     lines = ["", f"{'method':<22}{'clean error':>12}{'robust error':>14}{'mean radius':>13}"]
     rows = {
@@ -97,9 +97,9 @@ def table(certs: Certificates, network: Network, test: data.Dataset) -> list[str
 
 
 def train(architecture_seed: int, epochs: int, report: Report) -> tuple[nn.Module, list[dict[str, float]]]:
-    """C-PER in its simplest form: a plain warm-up, then eps ramped up to a little more than its target.
+    """Train by C-PER in its simplest form; returns the model and a row of metrics for each epoch.
 
-    Returns the model and a row of metrics per epoch.
+    After a plain warm-up, eps grows to a little more than its target.
     """
     metrics: list[dict[str, float]] = []
     with torch.random.fork_rng(devices=[]):

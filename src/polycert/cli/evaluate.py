@@ -28,7 +28,7 @@ SILENT = ("out", "quiet", "debug", "device", "threads", "batch_size", "memory", 
 
 
 def evaluate_command(options: EvaluateOptions) -> None:
-    """Measure, write, show."""
+    """Measure the row of a model, write its record, and print a summary."""
     command = command_of(options)
     with usage():
         if options.out is not None:
@@ -51,11 +51,18 @@ def evaluate_command(options: EvaluateOptions) -> None:
         about["dataset"] = options.dataset
         settings, exact = _settings(options, asked.norm), _exact(options)
     with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
-        job = prepare(options, ball, asked)
-        if job.y is None:
-            raise PolycertError(f"an evaluation counts errors, so it needs labels: {job.source} has none")
+        samples = prepare(options, ball, asked)
+        if samples.y is None:
+            raise PolycertError(f"an evaluation counts errors, so it needs labels: {samples.source} has none")
         question = make_question(
-            job.network, job.x, job.y, ball, settings, index=job.index, batch_size=job.batch, threads=job.threads
+            samples.network,
+            samples.x,
+            samples.y,
+            ball,
+            settings,
+            index=samples.index,
+            batch_size=samples.batch,
+            threads=samples.threads,
         )
 
         def report(done: int, total: int, text: str) -> None:
@@ -66,11 +73,11 @@ def evaluate_command(options: EvaluateOptions) -> None:
         except KeyboardInterrupt:
             _interrupted(options)
     if found is not None:
-        _finish(options, job, found)
+        _finish(options, samples, found)
 
 
 def command_of(options: EvaluateOptions) -> str:
-    """The command line again, without what does not change the figures."""
+    """Return the command line, without options that do not change the figures."""
     words = ["polycert", "evaluate", options.model]
     for item in fields(options):
         value = getattr(options, item.name)
@@ -81,7 +88,7 @@ def command_of(options: EvaluateOptions) -> str:
 
 
 def _completed(options: EvaluateOptions, about: dict[str, Any]) -> EvaluateOptions:
-    """What was not given is taken from what the model was trained for."""
+    """Return the options with data set, norm and eps that the model was trained for where none are given."""
     dataset = options.dataset if options.inputs is not None else options.dataset or about.get("dataset")
     eps = options.eps or str(about.get("eps") or "")
     if not eps:
@@ -90,6 +97,7 @@ def _completed(options: EvaluateOptions, about: dict[str, Any]) -> EvaluateOptio
 
 
 def _settings(options: EvaluateOptions, norm: float) -> EvaluationSettings:
+    """Return the settings of the evaluation; raises `PolycertError` if an option is wrong."""
     eps = option_values.number(options.eps, "--eps")
     if not eps > 0:
         raise BadUsage(f"--eps must be above 0, got {options.eps}")
@@ -107,6 +115,7 @@ def _settings(options: EvaluateOptions, norm: float) -> EvaluationSettings:
 
 
 def _exact(options: EvaluateOptions) -> ExactSettings | None:
+    """Return the settings of exact verdicts, or None if none are asked for."""
     if options.exact is None:
         return None
     return ExactSettings(
@@ -118,6 +127,7 @@ def _exact(options: EvaluateOptions) -> ExactSettings | None:
 
 
 def _interrupted(options: EvaluateOptions) -> NoReturn:
+    """Say what is kept after Ctrl-C, and end the command."""
     kept = "nothing is kept without --out"
     if options.out is not None:
         kept = "finished slices are kept, and the same command goes on from there"
@@ -125,11 +135,12 @@ def _interrupted(options: EvaluateOptions) -> NoReturn:
     raise typer.Exit(INTERRUPTED)
 
 
-def _finish(options: EvaluateOptions, job: CheckedSamples, found: Evaluation) -> None:
+def _finish(options: EvaluateOptions, samples: CheckedSamples, found: Evaluation) -> None:
+    """Print the summary of an evaluation."""
     record = found.record
     if found.resumed and not options.quiet:
         counts = " and ".join(f"{count} {what}" for what, count in found.resumed.items())
         tell(f"{counts} were taken over from an earlier run")
-    show_record(f"{record['model']} on {job.source}, {record['n']} of {job.total} samples", record)
+    show_record(f"{record['model']} on {samples.source}, {record['n']} of {samples.total} samples", record)
     if options.out is not None and not options.quiet:
         tell(f"written to {options.out}")

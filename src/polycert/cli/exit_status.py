@@ -1,4 +1,4 @@
-"""From exceptions to exit statuses: 2 for bad usage, 1 for failure, 130 for Ctrl-C, one sentence each."""
+"""Exit statuses of exceptions, 2 for bad usage, 1 for failure, 130 for Ctrl-C, and the sentence printed for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from rich.text import Text
 from polycert.errors import PolycertError, PolycertWarning
 
 FAILURE, BAD_USAGE, INTERRUPTED = 1, 2, 130
-NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # torch, by device and system
+NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+)  # in messages of torch, by device and system
 
 
 class BadUsage(PolycertError):
@@ -25,7 +29,7 @@ class BadUsage(PolycertError):
 
 @contextmanager
 def usage() -> Iterator[None]:
-    """What the library refuses in here is the command line's fault."""
+    """Turn an error of the library in this block into an error of the command line."""
     try:
         yield
     except PolycertError as error:
@@ -33,7 +37,7 @@ def usage() -> Iterator[None]:
 
 
 def guard(run: Callable[[], None], *, debug: bool) -> None:
-    """Run a command; end with a sentence instead of a traceback."""
+    """Run a command; an exception ends it with one sentence instead of a traceback."""
     try:
         with nullcontext() if debug else _hushed():
             run()
@@ -51,9 +55,9 @@ def guard(run: Callable[[], None], *, debug: bool) -> None:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """No warnings and log records of other libraries: torch logs a traceback for every model it cannot trace.
+    """Silence the warnings and logs of other libraries, and print each warning of polycert as one line.
 
-    Our own warnings become a line each.
+    Without this, torch logs a traceback for every model that it cannot trace.
     """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -68,11 +72,12 @@ def _hushed() -> Iterator[None]:
 
 
 def tell(message: str, style: str = "") -> None:
-    """One line on stderr, however long."""
+    """Print one line on stderr, however long."""
     Console(stderr=True, highlight=False).print(Text(" ".join(message.split()), style=style), soft_wrap=True)
 
 
 def _fail(message: str, status: int, debug: bool) -> NoReturn:
+    """Print an error and end the command with its status."""
     if debug:
         Console(stderr=True, highlight=False).print(Text(traceback.format_exc()), soft_wrap=True)
     tell(f"error: {message}", style="red")
@@ -80,6 +85,7 @@ def _fail(message: str, status: int, debug: bool) -> NoReturn:
 
 
 def _explain(error: Exception) -> str:
+    """Return a sentence about an exception that is no `PolycertError`."""
     text = str(error).strip()
     if isinstance(error, MemoryError) or any(words in text.lower() for words in NO_MEMORY):
         return "out of memory: try a smaller --batch-size or --memory"

@@ -1,4 +1,4 @@
-"""Option values that are more than a word: numbers, sizes, positions."""
+"""Options whose text must be parsed: numbers, sizes and positions. Each parser raises `BadUsage` for a wrong text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def number(text: str, option: str) -> float:
-    """A decimal number, `inf`, or a fraction such as 2/255."""
+    """Return the value of a decimal number, `inf`, or a fraction such as 2/255."""
     try:
         return float(Fraction(text)) if "/" in text else float(text)
     except (ValueError, ZeroDivisionError, OverflowError):
@@ -19,14 +19,14 @@ def number(text: str, option: str) -> float:
 
 
 def bound(text: str | None, option: str, default: float | None) -> float | None:
-    """One side of the box: a number, `none`, or the default if nothing was given."""
+    """Return one side of the box: a number, None for `none`, or the default if nothing was given."""
     if text is None:
         return default
     return None if text.lower() == "none" else number(text, option)
 
 
 def size(text: str | None) -> int | None:
-    """Bytes: `500M`, `2G`, `1.5GiB` or a plain number; K, M, G, T are powers of 1024."""
+    """Return the bytes of `500M`, `2G`, `1.5GiB` or a plain number; K, M, G, T are powers of 1024."""
     if text is None:
         return None
     match = _SIZE.fullmatch(text.strip())
@@ -37,7 +37,7 @@ def size(text: str | None) -> int | None:
 
 
 def positions(text: str | None, length: int) -> list[int]:
-    """Positions among so many samples: `0:100`, `::10`, `3,7,-1`, or a mixture; all without a text."""
+    """Return the positions that `0:100`, `::10`, `3,7,-1` or a mixture selects among samples; all without a text."""
     if text is None:
         return list(range(length))
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""The options of every command, declared once as dataclasses. Nothing here needs torch: --help is quick."""
+"""The options of every command, declared once as dataclasses. This module needs no torch, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ running = partial(typer.Option, rich_help_panel="Running")
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """Which model, and which samples."""
+    """Options that choose the model and the samples."""
 
     model: Annotated[
         str,
@@ -58,7 +58,7 @@ class SampleOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SetOptions:
-    """Which set around each sample."""
+    """Options that choose the set around each sample."""
 
     norm: Annotated[str, about_question(help="inf, or any number from 1.")] = "inf"
     low: Annotated[
@@ -79,7 +79,7 @@ class SetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions(SetOptions):
-    """Which set around each sample, and how it is proved."""
+    """Options that choose the set around each sample and the bound method."""
 
     method: Annotated[str, about_question(metavar="NAME", help="ibp, forward, crown, crown-ibp or alpha-crown.")] = (
         "crown"
@@ -93,7 +93,7 @@ class MethodOptions(SetOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """How much is said."""
+    """Options that choose how much is printed."""
 
     quiet: Annotated[bool, running("--quiet", "-q", help="No progress bar and no remarks.")] = False
     debug: Annotated[bool, running("--debug", help="Show tracebacks.")] = False
@@ -101,7 +101,7 @@ class OutputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions(OutputOptions):
-    """Where it runs."""
+    """Options that choose device, threads, batches and seed."""
 
     device: Annotated[str, running(help="Where to compute, such as cpu or cuda:0.")] = "cpu"
     threads: Annotated[int | None, running(min=1, help="Batches at work at once (default: all cores).")] = None
@@ -115,7 +115,7 @@ class MachineOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions(MachineOptions, SetOptions, SampleOptions):
-    """Something about each sample, and where the records go; help shows the bases from right to left."""
+    """Options of commands that write a record for each sample; help shows the bases from right to left."""
 
     out: Annotated[
         Path | None,
@@ -125,12 +125,12 @@ class RecordOptions(MachineOptions, SetOptions, SampleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ProofOptions(RecordOptions, MethodOptions):
-    """A task that asks for bounds."""
+    """Options of commands that prove something about each sample by bounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpsOptions:
-    """How large the set is."""
+    """The option for the radius of the ball."""
 
     eps: Annotated[
         str,
@@ -298,7 +298,7 @@ class DemoOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(OutputOptions):
-    """Which recipe is trained, and where."""
+    """Options of commands that train by a recipe."""
 
     recipe: Annotated[
         str | None,
@@ -396,13 +396,13 @@ def add_command(
     text: str,
     *examples: str,
 ) -> None:
-    """Make `name` a command that calls `run` with its options, under the guard; `examples` end its help."""
+    """Add the command `name`, which calls `run` with its options under the guard; `examples` end its help."""
 
     def call(**values: Any) -> None:
         given = options(**values)
         guard(lambda: run(given), debug=given.debug)
 
-    # typer reads a command's options off its signature.
+    # typer takes a command's options from its signature.
     hints = get_type_hints(options, include_extras=True)
     call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

@@ -1,4 +1,4 @@
-"""Long work in slices, so that Ctrl-C keeps what is finished."""
+"""A progress bar, and samples taken in slices, so that Ctrl-C keeps what is finished."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALONE = Processes()
 
 @dataclass(frozen=True)
 class FinishedSlices(Generic[Result]):
-    """Results of the slices that were finished, in order, and the time they took."""
+    """The results of the finished slices in order, the number of all samples, and the time taken."""
 
     parts: list[Result]
     total: int
@@ -39,18 +39,16 @@ class FinishedSlices(Generic[Result]):
 
     @property
     def count(self) -> int:
-        """Samples that are finished."""
+        """The number of finished samples."""
         return sum(len(part) for part in self.parts)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether some are not."""
-        return self.count < self.total
 
 
 @contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[Progress]:
-    """A bar on stderr, if that is a terminal; it leaves no trace. Its task has a field `note` for a few words."""
+    """Yield a bar on stderr, shown if that is a terminal, and removed at the end.
+
+    Its task has a field `note` for a few words.
+    """
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -67,32 +65,33 @@ def progress_bar(*, quiet: bool) -> Iterator[Progress]:
 
 
 def _advance(bar: Progress, begin: int) -> Advance:
+    """Return a function that moves the bar, for a slice that starts at `begin`."""
     return lambda done, _: bar.update(bar.task_ids[0], completed=begin + done)
 
 
 def in_slices(
-    job: CheckedSamples,
+    samples: CheckedSamples,
     bar: Progress,
     verb: str,
     ask: Callable[[Tensor, Tensor | None, Tensor, Advance], Result],
     team: Processes = ALONE,
 ) -> FinishedSlices[Result]:
-    """Call `ask(x, y, index, progress)` on slice after slice.
+    """Call `ask(x, y, index, progress)` on slice after slice; returns the results of those that were finished.
 
-    Slices are whole batches, so that the records are those of one call, and grow while they take little time. Of
-    several processes each has a run of whole batches; the first one gets the results of all, the others none.
+    Slices are whole batches, so that the records are those of one call. They grow while they take little time. Each of
+    several processes works on a run of whole batches; the first process gets all results, the others get none.
     """
-    total = len(job.x)
-    mine = team.share(-(-total // job.batch))
-    begin, end = mine.start * job.batch, min(mine.stop * job.batch, total)
+    total = len(samples.x)
+    mine = team.share(-(-total // samples.batch))
+    begin, end = mine.start * samples.batch, min(mine.stop * samples.batch, total)
     bar.update(bar.task_ids[0], description=verb, total=end - begin)
     parts: list[Result] = []
-    first, size, clock = begin, job.batch * job.threads, time.perf_counter()
+    first, size, clock = begin, samples.batch * samples.threads, time.perf_counter()
     try:
         while begin < end:
             here, started = slice(begin, min(begin + size, end)), time.perf_counter()
-            labels = None if job.y is None else job.y[here]
-            parts.append(ask(job.x[here], labels, job.index[here], _advance(bar, begin - first)))
+            labels = None if samples.y is None else samples.y[here]
+            parts.append(ask(samples.x[here], labels, samples.index[here], _advance(bar, begin - first)))
             begin = here.stop
             if time.perf_counter() - started < SLICE_SECONDS / 2 and 2 * size <= LARGEST_SLICE:
                 size *= 2

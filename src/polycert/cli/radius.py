@@ -10,19 +10,18 @@ from polycert.certification.radius import STRATEGIES, largest_radius
 from polycert.cli import option_values
 from polycert.cli.exit_status import BadUsage, usage
 from polycert.cli.options import RadiusOptions
-from polycert.cli.output import Finished, clean_error, finish
+from polycert.cli.output import Finished, about_proof, clean_error, finish
 from polycert.cli.progress import Advance, in_slices, progress_bar
-from polycert.cli.proof_options import about_proof, check, settings
-from polycert.cli.samples import plan, prepare
+from polycert.cli.samples import check_proof, plan, prepare, proof_settings
 from polycert.records.certificates import Radii
 from polycert.runtime.execution import processes
 from polycert.sets.ball import Ball
 
 
 def radius_command(options: RadiusOptions) -> None:
-    """Search, save, summarise."""
+    """Search the largest radii, save the records, and print a summary."""
     with usage():
-        check(options)
+        check_proof(options)
         asked = plan(options)
         upper = option_values.number(options.upper, "--upper")
         tolerance = option_values.number(options.tolerance, "--tolerance")
@@ -34,7 +33,7 @@ def radius_command(options: RadiusOptions) -> None:
 
     def ask(x: Tensor, y: Tensor | None, index: Tensor, progress: Advance) -> Radii:
         found = largest_radius(
-            job.network,
+            samples.network,
             x,
             y,
             norm=asked.norm,
@@ -44,20 +43,20 @@ def radius_command(options: RadiusOptions) -> None:
             tolerance=tolerance,
             strategy=options.strategy,
             progress=progress,
-            **settings(options, job),
+            **proof_settings(options, samples),
         )
         return replace(found, index=index)
 
     with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
-        job = prepare(options, ball, asked, options.method)
-        done = in_slices(job, bar, "searching", ask, team)
+        samples = prepare(options, ball, asked, options.method)
+        done = in_slices(samples, bar, "searching", ask, team)
     if not team.first:
         return
     found = Radii.join(done.parts)
     frame = found.rows()
     wrong = 100 * float((frame["prediction"] != frame["label"]).mean())
     rows = {
-        "clean error (CTE)": clean_error(job, wrong),
+        "clean error (CTE)": clean_error(samples, wrong),
         "mean radius": f"{frame['radius'].mean():.5g}",
         "median radius": f"{frame['radius'].median():.5g}",
         "proved up to --upper": str(int((frame["radius"] >= upper).sum())),
@@ -65,4 +64,4 @@ def radius_command(options: RadiusOptions) -> None:
         "strategy": options.strategy,
         "upper, tolerance": f"{options.upper}, {options.tolerance}",
     }
-    finish(options, job, Finished(done.count, done.seconds), found, rows | about_proof(options, asked))
+    finish(options, samples, Finished(done.count, done.seconds), found, rows | about_proof(options, asked))

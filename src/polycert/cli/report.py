@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from polycert.cli.exit_status import tell, usage
 from polycert.cli.options import ReportOptions
-from polycert.cli.paper import paper_module
+from polycert.cli.reproduce import paper_module
 from polycert.report import write_report
 from polycert.report.page import check_page
 
 
 def report_command(options: ReportOptions) -> None:
-    """Read the records, write the page."""
+    """Read the records and write the page."""
     with usage():
         check_page(options.out)
-    parts = [paper_module("claims_page").claims_part] if options.paper else []
+    parts = [paper_module("claims").claims_part] if options.paper else []
     runs = write_report(options.runs, options.out, parts)
     if not options.quiet:
         size = options.out.stat().st_size / 1e6

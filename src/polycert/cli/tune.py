@@ -11,14 +11,14 @@ from rich.table import Table
 
 from polycert.cli.exit_status import INTERRUPTED, BadUsage, tell, usage
 from polycert.cli.options import TuneOptions
-from polycert.cli.train_options import checked, machine
+from polycert.cli.train import checked_recipe, device_and_memory
 from polycert.runtime.execution import processes
 from polycert.training.tune import Trial, grid, tune, variants
 
 
 def tune_command(options: TuneOptions) -> None:
-    """Train every combination, then rank them."""
-    recipe, folder = checked(options)
+    """Train every combination of values, and print them in order of their errors."""
+    recipe, folder = checked_recipe(options)
     with usage():
         grids = [grid(text, log=True) for text in options.log or ()]
         grids += [grid(text, log=False) for text in options.linear or ()]
@@ -27,7 +27,7 @@ def tune_command(options: TuneOptions) -> None:
         if options.epochs is not None:
             recipe = recipe.shortened(options.epochs)
         count = len(variants(recipe, grids))
-    device, memory = machine(options)
+    device, memory = device_and_memory(options)
 
     def report(trial: Trial) -> None:
         if not options.quiet:
@@ -55,6 +55,7 @@ def tune_command(options: TuneOptions) -> None:
 
 
 def _print(found: list[Trial]) -> None:
+    """Print a table of trials."""
     table = Table("setting", "certified error", "clean error", box=box.SIMPLE)
     for trial in found:
         table.add_row(_set(trial), *map(_per_cent, trial.score))
@@ -62,8 +63,10 @@ def _print(found: list[Trial]) -> None:
 
 
 def _per_cent(error: float) -> str:
+    """Return an error as text."""
     return "diverged" if math.isinf(error) else f"{error:.2f} %"
 
 
 def _set(trial: Trial) -> str:
+    """Return the options that set the values of a trial."""
     return " ".join(f"--set {key}={value:g}" for key, value in trial.values.items())

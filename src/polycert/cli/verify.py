@@ -24,14 +24,14 @@ from polycert.cli.verify_property import verify_property
 from polycert.records.files import check_output, whole_file
 from polycert.runtime.execution import Processes, processes
 from polycert.sets.ball import Ball
-from polycert.verification.milp import get_solver
+from polycert.verification.programs import get_solver
 from polycert.verification.question import Question, VerificationSettings
 from polycert.verification.verdicts import FALSIFIED, ROBUST, SOLVER, UNKNOWN, Verdict, Verdicts
 from polycert.verification.verify import ask, collect, decisions
 
 
 def verify_command(options: VerifyOptions) -> None:
-    """Decide a property, or samples: then save and summarise."""
+    """Decide a property, or decide samples, save the records, and print a summary."""
     if options.asked is not None:
         verify_property(options)
         return
@@ -54,38 +54,42 @@ def verify_command(options: VerifyOptions) -> None:
         settings = replace(settings, memory=asked.memory)
     clock = time.perf_counter()
     with processes(asked.device) as team, progress_bar(quiet=options.quiet or not team.first) as bar:
-        job = prepare(options, ball, asked)
-        question = ask(job.network, job.x, job.y, ball, settings, job.index)
+        samples = prepare(options, ball, asked)
+        question = ask(samples.network, samples.x, samples.y, ball, settings, samples.index)
         mine = torch.tensor(list(team.share(len(question))), dtype=torch.long)
-        own = _decide(options, job, question.part(mine), total, team, bar)
-        found = dict(team.gather([(int(mine[place]), decision) for place, decision in own.items()]))
+        own = _decide(options, samples, question.part(mine), total, team, bar)
+        found = dict(team.gather([(int(mine[place]), verdict) for place, verdict in own.items()]))
     if not team.first:
         return
     verdicts = collect(question, found)
     if options.out is not None:
         _save_counterexamples(verdicts, options.out)
-    resumed = sum(decision.resumed for decision in found.values())
+    resumed = sum(verdict.resumed for verdict in found.values())
     if resumed and not options.quiet:
         tell(f"{resumed} of {len(found)} verdicts were taken over from the journal of an earlier run")
     done = Finished(len(found), time.perf_counter() - clock)
     frame = verdicts.to_frame()
-    finish(options, job, done, verdicts, _summary(job, verdicts, frame) | {"eps": options.eps} | about_set(asked))
+    finish(
+        options, samples, done, verdicts, _summary(samples, verdicts, frame) | {"eps": options.eps} | about_set(asked)
+    )
 
 
 def _decide(
-    options: VerifyOptions, job: CheckedSamples, question: Question, total: float, team: Processes, bar: Progress
+    options: VerifyOptions, samples: CheckedSamples, question: Question, total: float, team: Processes, bar: Progress
 ) -> dict[int, Verdict]:
-    """A process's decisions, or those made before Ctrl-C."""
+    """Return the verdicts of a process by position; after Ctrl-C, those that it has."""
     found: dict[int, Verdict] = {}
     counts: Counter[str] = Counter()
     workers = options.workers or max(1, (os.cpu_count() or 1) // team.count)
     journal = None if options.out is None else journal_of(options.out, team.rank)
     try:
-        with closing(decisions(question, batch=job.batch, workers=workers, total=total, journal=journal)) as verdicts:
-            for position, decision in verdicts:
-                decision = decision.trusting() if options.trust_solver else decision
-                found[position] = decision
-                counts[decision.status] += 1
+        with closing(
+            decisions(question, batch=samples.batch, workers=workers, total=total, journal=journal)
+        ) as verdicts:
+            for position, verdict in verdicts:
+                verdict = verdict.trusting() if options.trust_solver else verdict
+                found[position] = verdict
+                counts[verdict.status] += 1
                 text = ", ".join(f"{counts[name]} {name}" for name in (ROBUST, FALSIFIED, UNKNOWN))
                 bar.update(bar.task_ids[0], description=text, total=len(question), completed=len(found))
     except KeyboardInterrupt:
@@ -95,24 +99,26 @@ def _decide(
 
 
 def journal_of(out: Path, rank: int = 0) -> Path:
-    """Where a process's decisions are kept while they come in, beside the records."""
+    """Return the path of the journal that keeps a process's verdicts, beside the records."""
     return out.with_name(f"{out.name}{rank or ''}.journal")
 
 
 def _save_counterexamples(verdicts: Verdicts, out: Path) -> None:
+    """Write the counterexamples and the positions of their samples beside the records."""
     with whole_file(counterexamples_of(out)) as name, name.open("wb") as file:
         index, inputs = verdicts.arrays()
         np.savez_compressed(file, index=index, x=inputs)
 
 
-def _summary(job: CheckedSamples, verdicts: Verdicts, frame: pd.DataFrame) -> dict[str, str]:
+def _summary(samples: CheckedSamples, verdicts: Verdicts, frame: pd.DataFrame) -> dict[str, str]:
+    """Return the rows of the summary."""
     lower, upper = verdicts.interval()
     counts = frame["status"].value_counts()
     wrong = 100 * float((frame["prediction"] != frame["label"]).mean())
     believed = frame[frame["proof"] == SOLVER]
     solver, trusted = len(believed), bool((believed["status"] == ROBUST).any())
     return {
-        "clean error (CTE)": clean_error(job, wrong),
+        "clean error (CTE)": clean_error(samples, wrong),
         "robust error (CRE exact)": f"[{lower:.2f}, {upper:.2f}] %",
         **{status: str(counts.get(status, 0)) for status in (ROBUST, FALSIFIED, UNKNOWN)},
         "by stage": ", ".join(f"{stage} {count}" for stage, count in frame["stage"].value_counts().items()),

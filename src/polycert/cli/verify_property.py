@@ -1,4 +1,4 @@
-"""`polycert verify NET.onnx PROPERTY.vnnlib`: the answer first, then the counterexample in the competition's format."""
+"""`polycert verify NET.onnx PROPERTY.vnnlib`: print the answer, then a counterexample in the format of VNN-COMP."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from polycert.graph.onnx import read_onnx
 from polycert.records.files import whole_file
 from polycert.verification.vnnlib import PropertyVerdict, decide, read_property
 
-# What a property leaves open.
-HEEDED = {
+# The options that a property does not answer itself.
+ALLOWED = {
     *("model", "asked", "timeout", "seed", "threads", "workers", "memory", "solver", "trust_solver"),
     *("out", "quiet", "debug"),
 }
@@ -27,11 +27,11 @@ def verify_property(options: VerifyOptions) -> None:
     """Decide a property; print the answer, and write it to a file as well if one is given."""
     model, out, timeout = Path(options.model), options.out, option_values.number(options.timeout, "--timeout")
     assert options.asked is not None
-    unheeded = [item.name for item in fields(options) if item.name not in HEEDED]
-    given = [name for name in unheeded if getattr(options, name) != getattr(VerifyOptions, name)]
+    refused = [item.name for item in fields(options) if item.name not in ALLOWED]
+    given = [name for name in refused if getattr(options, name) != getattr(VerifyOptions, name)]
     if given:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise BadUsage(f"a property speaks for itself: leave out {flags}")
+        raise BadUsage(f"a property determines the samples and the set: leave out {flags}")
     if model.suffix != ".onnx":
         raise BadUsage(f"a VNN-LIB property is about an .onnx file, got {options.model!r}")
     if not timeout > 0:
@@ -62,14 +62,15 @@ def verify_property(options: VerifyOptions) -> None:
     sys.stdout.write(text)
 
 
-def answer(decision: PropertyVerdict) -> str:
-    """The status in the first line; for `sat` the input and output as one S-expression."""
-    if decision.witness is None:
-        return f"{decision.status}\n"
-    parts = [f"({name}_{k} {value!r})" for name, values in _named(decision) for k, value in enumerate(values)]
-    return f"{decision.status}\n({chr(10).join(parts)})\n"
+def answer(verdict: PropertyVerdict) -> str:
+    """Return the status in the first line, and for `sat` the input and output as one S-expression."""
+    if verdict.witness is None:
+        return f"{verdict.status}\n"
+    parts = [f"({name}_{k} {value!r})" for name, values in _named(verdict) for k, value in enumerate(values)]
+    return f"{verdict.status}\n({chr(10).join(parts)})\n"
 
 
-def _named(decision: PropertyVerdict) -> list[tuple[str, list[float]]]:
-    assert decision.witness is not None
-    return [("X", decision.witness.x.tolist()), ("Y", decision.witness.y.tolist())]
+def _named(verdict: PropertyVerdict) -> list[tuple[str, list[float]]]:
+    """Return the values of the counterexample by the letter of their variables."""
+    assert verdict.witness is not None
+    return [("X", verdict.witness.x.tolist()), ("Y", verdict.witness.y.tolist())]

@@ -18,7 +18,7 @@ SHORT = [figure.key for figure in FIGURES.values() if figure.short]
 
 
 def zoo_command(options: ZooOptions) -> None:
-    """List, show or add."""
+    """List the models, show one, or add one."""
     if options.add is not None:
         if not options.add.is_dir():
             raise BadUsage(f"--add: there is no folder {str(options.add)!r}")
@@ -36,6 +36,7 @@ def zoo_command(options: ZooOptions) -> None:
 
 
 def _list() -> None:
+    """Print a table of the models."""
     table = Table(box=box.SIMPLE)
     for title in ("model", *FACTS, *SHORT):
         table.add_column(title, justify="left" if title in ("model", *FACTS[:3]) else "right", no_wrap=True)
@@ -43,12 +44,13 @@ def _list() -> None:
         record = zoo.entry(name).record
         facts = [_text(record.get(fact)) for fact in FACTS]
         table.add_row(name, *facts, *(_text(record.get(figure)) for figure in SHORT))
-    # A terminal that is too narrow wraps lines; rich would cut names and figures off.
+    # In a narrow terminal the lines wrap; at its width, rich would cut names and figures off.
     needed = Console(width=ENDLESS).measure(table).maximum
     Console(highlight=False, width=max(Console().width, needed)).print(table)
 
 
 def _text(value: object) -> str:
+    """Return a value of a record as text."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

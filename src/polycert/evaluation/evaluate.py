@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from polycert.evaluation.exact import ExactSettings, exact_verdicts
-from polycert.evaluation.measurements import Measurements, MeasurementStore, joined, slices
+from polycert.evaluation.measurements import Measurements, joined
 from polycert.evaluation.record import make_record
 from polycert.evaluation.settings import (
     EvaluationQuestion,
@@ -23,6 +23,7 @@ from polycert.evaluation.settings import (
     one_eps,
     usual_upper,
 )
+from polycert.evaluation.store import MeasurementStore, slices
 from polycert.graph import Network
 from polycert.records.evaluation import Evaluation, beside, check_record
 from polycert.runtime.execution import Processes
@@ -63,18 +64,18 @@ def evaluate(
         net: from `capture` or `load`, or a module.
         x: inputs `[n, *input_shape]`; y: labels `[n]`.
         ball: the set around each sample, with one eps for all.
-        about: what else the record shall say: `model`, `dataset`, `architecture`, `activation`, `method`, `seed`, …;
+        about: further facts for the record: `model`, `dataset`, `architecture`, `activation`, `method`, `seed`, …;
             `test_leak` (`batch`, `start`, `stop`) marks positions that training has seen.
-        upper: largest radius of interest in searches (four times eps if not given); tolerance: of what they find.
-        steps, restarts, seed: of the stronger attack.
-        samples: find the nearest counterexample of each sample as well.
+        upper: largest radius of interest in searches (four times eps if not given); tolerance: accuracy of the radii.
+        steps, restarts, seed: settings of the stronger attack.
+        samples: whether to find the nearest counterexample of each sample as well.
         search_limit: search only the first so many samples.
-        exact: seconds in which what bounds leave open is settled, or None to leave it; exact_timeout: seconds for each
-            sample; exact_limit: settle only the first so many samples; workers: processes that do it.
-        rigorous: cover every rounding error in what is called proved.
-        out: a `.json` file to write the record to, with the other files of `Evaluation.save` beside it. Finished
-            slices are kept there until then, so that the same call goes on where it was interrupted; exact verdicts
-            keep a journal.
+        exact: seconds for exact verdicts on what bounds leave open, or None for no such verdicts; exact_timeout:
+            seconds for each sample; exact_limit: decide only the first so many samples; workers: number of processes.
+        rigorous: whether what is called proved covers every rounding error.
+        out: a `.json` file to write the record to, with the other files of `Evaluation.save` beside it. Until then,
+            finished slices and a journal of exact verdicts are kept there, so that the same call continues after an
+            interruption.
         batch_size, memory, threads: as in `certify`.
         progress: called with (samples finished, samples in all, what is being done).
 
@@ -101,7 +102,7 @@ def evaluate(
         effort = ExactSettings(seconds=exact, timeout=exact_timeout, limit=exact_limit, workers=workers)
     question = make_question(net, x, y, ball, settings, batch_size=batch_size, memory=memory, threads=threads)
     found = run(question, about or {}, effort, target, ALONE, progress)
-    assert found is not None  # one process has it all
+    assert found is not None  # the only process is the first one
     return found
 
 
@@ -113,7 +114,10 @@ def run(
     team: Processes,
     report: Report | None = None,
 ) -> Evaluation | None:
-    """A process's share of the samples measured; the first process writes and gets the evaluation, the others None."""
+    """Measure a process's share of the samples.
+
+    The first process writes and returns the evaluation of all samples; the others return None.
+    """
     store = MeasurementStore(None if out is None else beside(out, "parts"))
     with store.locked(team.rank):
         everything = team.gather(_measured(question, exact, out, team, store, report))
@@ -137,34 +141,34 @@ def _measured(
     store: MeasurementStore,
     report: Report | None,
 ) -> list[Measurements]:
-    """A process's slices, or with exact verdicts all of them as one."""
+    """Return the measurements of a process's slices; with exact verdicts, all slices as one."""
     parts = slices(len(question))
     mine = [parts[k] for k in team.share(len(parts))]
-    tell = _Teller(report, sum(here.stop - here.start for here in mine))
+    progress = _Progress(report, sum(here.stop - here.start for here in mine))
     measured = []
     for here in mine:
-        measured.append(store.measured(question.part(here), tell.stage))
-        tell.finished(len(measured[-1]))
+        measured.append(store.measured(question.part(here), progress.stage))
+        progress.finished(len(measured[-1]))
     if exact is None or not mine:
         return measured
     journal = None if out is None else beside(out, f"exact{team.rank or ''}.journal")
     own = slice(mine[0].start, mine[-1].stop)
-    return [_with_exact(question.part(own), joined(measured), exact, own.start, journal, tell.stage)]
+    return [_with_exact(question.part(own), joined(measured), exact, own.start, journal, progress.stage)]
 
 
-class _Teller:
-    """Turns what stages report into what the caller hears."""
+class _Progress:
+    """Passes the progress of stages on to the caller, with the number of finished samples."""
 
     def __init__(self, report: Report | None, total: int) -> None:
         self.report, self.total, self.done = report, total, 0
 
     def stage(self, text: str, done: int, total: int) -> None:
-        """Within a slice."""
+        """Report how far a stage has come within a slice."""
         if self.report is not None:
             self.report(self.done, self.total, f"{text} {done}/{total}")
 
     def finished(self, count: int) -> None:
-        """A slice is done."""
+        """Count the samples of a finished slice."""
         self.done += count
         self.stage("slice", count, count)
 
@@ -177,7 +181,7 @@ def _with_exact(
     journal: Path | None,
     stage: Stage,
 ) -> Measurements:
-    """With a column `status`: empty beyond the limit."""
+    """Return the measurements with a column `status`, which is empty beyond the limit."""
     clock = time.perf_counter()
     count = min(len(question), max((exact.limit or math.inf) - begin, 0))
     few = slice(0, int(count))
@@ -185,7 +189,9 @@ def _with_exact(
     resumed = part.resumed
     if count:
         columns = {name: values[few] for name, values in part.columns.items()}
-        status[few], taken = exact_verdicts(question.part(few), columns, part.hits[few], exact, journal, stage)
+        status[few], taken = exact_verdicts(
+            question.part(few), columns, part.counterexamples[few], exact, journal, stage
+        )
         resumed = resumed | {"exact verdicts": taken}
     seconds = part.seconds | {"exact": time.perf_counter() - clock}
     return replace(part, columns=part.columns | {"status": status}, seconds=seconds, resumed=resumed)

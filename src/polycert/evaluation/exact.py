@@ -13,8 +13,7 @@ import torch
 
 from polycert.errors import PolycertError
 from polycert.evaluation.settings import EvaluationQuestion, Stage
-from polycert.verification.question import Question
-from polycert.verification.question import VerificationSettings as Effort
+from polycert.verification.question import Question, VerificationSettings
 from polycert.verification.verdicts import FALSIFIED, ROBUST, UNKNOWN
 from polycert.verification.verify import ask, decisions
 
@@ -24,9 +23,9 @@ class ExactSettings:
     """How much exact verdicts may cost.
 
     Attributes:
-        seconds: for all samples of a process together; timeout: for each sample's search.
+        seconds: the time for all samples of a process together; timeout: the seconds for each sample's search.
         limit: how many samples are decided, from the first on; None for all.
-        workers: processes of one thread each.
+        workers: the number of processes, of one thread each.
     """
 
     seconds: float = math.inf
@@ -51,41 +50,42 @@ class ExactVerdicts(NamedTuple):
 def exact_verdicts(
     question: EvaluationQuestion,
     columns: dict[str, np.ndarray],
-    hits: np.ndarray,
+    counterexamples: np.ndarray,
     exact: ExactSettings,
     journal: Path | None,
     stage: Stage,
 ) -> ExactVerdicts:
-    """`robust`, `falsified` or `unknown` for each sample of the question, `[n]`.
+    """Return `robust`, `falsified` or `unknown` for each sample of the question, `[n]`.
 
-    Rigorous bounds decide most; counterexamples of attacks are replayed in the exact set; the rest is searched.
+    Samples that rigorous bounds prove are robust. Counterexamples of attacks are checked in the exact set. All other
+    samples are decided by `verify`.
     """
-    sure = columns["proved"] & question.settings.rigorous
-    status = np.where(sure, ROBUST, UNKNOWN).astype(object)
-    left = torch.from_numpy(np.flatnonzero(~sure))
+    proved = columns["proved"] & question.settings.rigorous
+    status = np.where(proved, ROBUST, UNKNOWN).astype(object)
+    left = torch.from_numpy(np.flatnonzero(~proved))
     if len(left) == 0:
         return ExactVerdicts(status)
-    effort = Effort(timeout=exact.timeout, seed=question.settings.seed)
-    asked = ask(question.network, question.x[left], question.y[left], question.ball, effort, question.index[left])
-    fallen = _replayed(asked, columns["attacked"][left], hits[left])
-    status[left[fallen]] = FALSIFIED
-    rest = (~fallen).nonzero().squeeze(1)
+    settings = VerificationSettings(timeout=exact.timeout, seed=question.settings.seed)
+    asked = ask(question.network, question.x[left], question.y[left], question.ball, settings, question.index[left])
+    falsified = _confirmed(asked, columns["attacked"][left], counterexamples[left])
+    status[left[falsified]] = FALSIFIED
+    rest = (~falsified).nonzero().squeeze(1)
     if len(rest) == 0:
         return ExactVerdicts(status)
     resumed = 0
     with closing(
         decisions(asked.part(rest), batch=question.batch, workers=exact.workers, total=exact.seconds, journal=journal)
     ) as verdicts:
-        for done, (position, decision) in enumerate(verdicts, start=1):
-            status[left[rest[position]]] = decision.status
-            resumed += decision.resumed
+        for done, (position, verdict) in enumerate(verdicts, start=1):
+            status[left[rest[position]]] = verdict.status
+            resumed += verdict.resumed
             stage("exact verdicts", done, len(rest))
     return ExactVerdicts(status, resumed)
 
 
-def _replayed(question: Question, attacked: np.ndarray, hits: np.ndarray) -> torch.Tensor:
-    """Which counterexamples hold in the exact set and in float64, `[n]`; a wrong prediction is left to the search."""
-    fallen = torch.zeros(len(question), dtype=torch.bool)
+def _confirmed(question: Question, attacked: np.ndarray, counterexamples: np.ndarray) -> torch.Tensor:
+    """Return which counterexamples of attacks hold in the exact set and in float64, `[n]`."""
+    falsified = torch.zeros(len(question), dtype=torch.bool)
     for k in np.flatnonzero(attacked).tolist():
-        fallen[k] = question.check(k)(torch.from_numpy(hits[k : k + 1])) is not None
-    return fallen
+        falsified[k] = question.check(k)(torch.from_numpy(counterexamples[k : k + 1])) is not None
+    return falsified

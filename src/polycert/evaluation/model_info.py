@@ -15,15 +15,15 @@ from polycert.training.recipe import Recipe, make_recipe
 from polycert.training.recipe_files import library, read_recipe
 
 NORMS = {"linf": "inf", "l2": "2", "l1": "1"}
-# Not part of what makes a recipe another one.
+# Recipes that differ only in these keys are the same recipe.
 FREE = ("about", "seed")
 
 
 def about_model(model: str) -> dict[str, Any]:
-    """Facts for the record: always `model`, and what is known of the rest.
+    """Return facts about a model for its record: always `model`, and the others where they are known.
 
-    An `.npz` has an entry in an index, with `test_leak` where it is marked; a run has a recipe and its course, in
-    `training`; polycert's own files carry their architecture.
+    An `.npz` has an entry in an index, which may mark a leak of test samples (`test_leak`). A run has a recipe and a
+    record of its training (`training`). Other files of polycert carry their architecture.
     """
     path = Path(model)
     if path.suffix == ".npz":
@@ -37,7 +37,7 @@ def about_model(model: str) -> dict[str, Any]:
 
 
 def _of_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Of an index of released models."""
+    """Return the facts in an entry of the index of released models; none if the entry is incomplete."""
     try:
         return {
             "dataset": entry["dataset"],
@@ -53,13 +53,14 @@ def _of_entry(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_recipe(path: Path) -> dict[str, Any]:
+    """Return the facts in a run's recipe."""
     recipe = read_recipe(str(path))
     names = ("dataset", "architecture", "activation", "norm", "method", "seed")
     return {**{name: getattr(recipe, name) for name in names}, "eps": float(recipe.target)}
 
 
 def _of_architecture(file: ModelFile) -> dict[str, Any]:
-    """The paper's architectures by name."""
+    """Return the name and activation of a file's architecture if it is one of the paper's; none otherwise."""
     layers = json.loads(file.about["architecture"])
     classes = layers[-1].get("out_features")
     for activation in {layer["type"] for layer in layers}:
@@ -74,7 +75,7 @@ def _of_architecture(file: ModelFile) -> dict[str, Any]:
 
 
 def training_record(run: RunFolder) -> dict[str, Any]:
-    """The entry `training` of a record; CPU time is that of the first process."""
+    """Return the entry `training` of a record; its CPU time is that of the first process."""
     recipe, metrics = read_recipe(str(run.recipe)), run.read_metrics()
     whole = f"{command(recipe, run.recipe.name)} --run-dir {shlex.quote(str(run.path))}"
     found: dict[str, Any] = {"command": whole, "recipe": recipe.plain(), "epochs": len(metrics)}
@@ -85,7 +86,7 @@ def training_record(run: RunFolder) -> dict[str, Any]:
 
 
 def command(recipe: Recipe, file: str) -> str:
-    """What trains this recipe: by its name in the library if it has one, else by its file."""
+    """Return the command that trains a recipe, which names it by its name in the library, or else by its file."""
     seed = f" --set seed={recipe.seed}" if recipe.seed else ""
     own = _compared(recipe)
     for name, values in library().items():
@@ -95,4 +96,5 @@ def command(recipe: Recipe, file: str) -> str:
 
 
 def _compared(recipe: Recipe) -> dict[str, Any]:
+    """Return the values of a recipe that make it another one."""
     return {key: value for key, value in recipe.plain().items() if key not in FREE}

@@ -1,4 +1,4 @@
-"""The record of an evaluation: facts, figures, parameters, and how they were found."""
+"""The record of an evaluation: facts, figures, norms of the parameters, and how they were found."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from polycert import __version__
-from polycert.evaluation.attacks import describe
 from polycert.evaluation.exact import ExactSettings
-from polycert.evaluation.measurements import Measurements
+from polycert.evaluation.measurements import Measurements, describe_attacks
 from polycert.evaluation.settings import EvaluationQuestion
 from polycert.graph import Network
 from polycert.graph.fingerprint import network_digest
@@ -20,18 +19,18 @@ from polycert.records.provenance import box_text
 from polycert.sets.ball import norm_text
 
 FACTS = ("model", "dataset", "architecture", "activation", "norm", "eps", "method", "seed")
-# Bins of the histogram of parameters; what lies outside counts in the first and the last.
+# Edges of the bins of the histogram of parameters; values outside are counted in the first and the last bin.
 EDGES = np.linspace(-1, 1, 201)
 
 
 def make_record(
     question: EvaluationQuestion, about: Mapping[str, Any], whole: Measurements, exact: ExactSettings | None
 ) -> dict[str, Any]:
-    """The row: facts, figures, and how they were found."""
+    """Return the record: facts, figures, and how they were found."""
     settings, ball, leak = question.settings, question.ball, about.get("test_leak")
     facts = {**about, "norm": norm_text(ball.norm), "eps": question.eps}
     record: dict[str, Any] = {name: facts[name] for name in FACTS if facts.get(name) is not None}
-    record["attack"] = describe(settings.steps, settings.restarts, settings.seed)
+    record["attack"] = describe_attacks(settings.steps, settings.restarts, settings.seed)
     record |= summary(whole.columns, question.eps)
     if leak is not None:
         clean = ~leaked(whole.columns["index"], leak)
@@ -51,13 +50,16 @@ def make_record(
 
 
 def leaked(index: np.ndarray, leak: Mapping[str, Any]) -> np.ndarray:
-    """Positions of the test set that training has seen: `start <= i % batch < stop`."""
+    """Return which positions of the test set training has seen, `[n]`: those with `start <= i % batch < stop`."""
     place = index % int(leak["batch"])
     return (place >= int(leak["start"])) & (place < int(leak["stop"]))
 
 
 def summary(columns: Columns, eps: float) -> dict[str, Any]:
-    """The figures as a record has them: values, `intervals`, `counts` of hidden units, `limits` where n is smaller."""
+    """Return the figures as a record holds them.
+
+    These are the values, their `intervals`, `counts` of hidden units, and `limits` on parts with fewer than n samples.
+    """
     estimates = ((key, figure.estimate(columns, eps)) for key, figure in FIGURES.items())
     found, total = {key: estimate for key, estimate in estimates if estimate is not None}, len(columns["label"])
     record: dict[str, Any] = {"n": total, **{key: estimate.value for key, estimate in found.items()}}
@@ -72,10 +74,10 @@ def summary(columns: Columns, eps: float) -> dict[str, Any]:
 
 
 def parameter_record(network: Network) -> dict[str, Any]:
-    """`parameter_norm`, the Euclidean norm of all weights and biases, and `parameters`; nothing if there are none.
+    """Return `parameter_norm`, the Euclidean norm of all weights and biases, and `parameters`; {} if there are none.
 
-    `parameters` holds their number, l_1 and maximum norm, the norms of each tensor in order, and a histogram of the
-    values with bins of width 0.01.
+    `parameters` holds the number of weights and biases, their l_1 and maximum norm, the norms of each tensor in order,
+    and a histogram of the values with bins of width 0.01.
     """
     tensors = [parameter.detach().cpu().double().numpy() for parameter in network.parameters()]
     if not tensors:
@@ -92,5 +94,6 @@ def parameter_record(network: Network) -> dict[str, Any]:
 
 
 def _norms(values: np.ndarray) -> dict[str, float]:
+    """Return the l_1, Euclidean and maximum norm of an array `[n]`."""
     sizes = np.abs(values)
     return {"l1": float(sizes.sum()), "l2": float(np.linalg.norm(values)), "linf": float(sizes.max())}

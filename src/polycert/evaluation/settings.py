@@ -1,4 +1,4 @@
-"""What is evaluated, and how."""
+"""The question of an evaluation: a network, samples, a ball and settings, checked before any work is done."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LARGEST_BATCH = 250  # small enough to keep every thread busy, and fastest on sm
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """What may be chosen.
+    """The settings of an evaluation.
 
     Attributes:
-        upper, tolerance: of the search for the largest radius.
-        steps, restarts, seed: of the stronger attack; the weaker one is the paper's.
-        samples: find the smallest counterexample of each sample as well.
-        search_limit: how many samples are searched; None for all.
-        rigorous: cover every rounding error in what is called proved.
+        upper, tolerance: upper end and accuracy of the search for the largest radius.
+        steps, restarts, seed: settings of the stronger attack; the weaker one is the paper's.
+        samples: whether the smallest counterexample of each sample is searched for as well.
+        search_limit: of how many samples the largest radius is searched; None for all.
+        rigorous: whether what is called proved covers every rounding error.
     """
 
     upper: float
@@ -56,7 +56,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationQuestion:
-    """A network, labelled samples with their positions in the data set, the ball, and how to go about it."""
+    """A network, labelled samples with their positions in the data set, the ball, and the settings."""
 
     network: Network
     x: Tensor  # [n, *input_shape]
@@ -73,11 +73,11 @@ class EvaluationQuestion:
 
     @property
     def eps(self) -> float:
-        """Radius of the ball, the same for all."""
+        """The radius of the ball, which is the same for all samples."""
         return one_eps(self.ball)
 
     def part(self, here: slice) -> EvaluationQuestion:
-        """Some of the samples."""
+        """Return the question about a part of the samples."""
         parts = {name: getattr(self, name)[here] for name in ("x", "y", "index", "searched")}
         return replace(self, **parts)
 
@@ -94,7 +94,7 @@ def make_question(
     memory: int | None = None,
     threads: int = 1,
 ) -> EvaluationQuestion:
-    """A question whose samples were checked, or a clear error."""
+    """Return a question whose samples were checked; raises `PolycertError` if anything does not fit."""
     if y is None:
         raise PolycertError("an evaluation counts errors, so it needs labels: give y")
     if settings.upper < one_eps(ball):
@@ -114,7 +114,7 @@ def make_question(
 
 
 def one_eps(ball: Ball) -> float:
-    """The radius of the ball, which must be the same for all samples."""
+    """Return the radius of the ball; raises `PolycertError` unless it is one number above 0."""
     eps = torch.as_tensor(ball.eps, dtype=torch.float64)
     if eps.dim() or not eps > 0:
         raise PolycertError(f"an evaluation needs one eps above 0 for all samples, got {ball.eps}")
@@ -122,7 +122,7 @@ def one_eps(ball: Ball) -> float:
 
 
 def usual_upper(dataset: str | None, norm: float, eps: float) -> float:
-    """The largest radius of interest: the paper's for its data sets and radii, else four times eps.
+    """Return the largest radius of interest: the paper's for its data sets and radii, else four times eps.
 
     Examples:
         >>> usual_upper("mnist", math.inf, 0.1), usual_upper("cifar10", math.inf, 2 / 255)

@@ -110,13 +110,14 @@ class Identity(UnitRows):
 
 @dataclass(frozen=True)
 class Selected(UnitRows):
-    """The rows are some entries of the node, chosen for each sample; `factor` is `[batch, rows]`."""
+    """The rows are some entries of the node, chosen for each sample or for all; `factor` is `[batch or 1, rows]`."""
 
-    index: Tensor  # [batch, rows]
+    index: Tensor  # [batch or 1, rows]
 
     def entries(self, values: Tensor) -> Tensor:
         """The chosen entries, `[batch, rows]`."""
-        return values.flatten(1).expand(self.index.shape[0], -1).gather(1, self.index)
+        samples = max(len(values), len(self.index))
+        return values.flatten(1).expand(samples, -1).gather(1, self.index.expand(samples, -1))
 
     def pull(self, op: Pullable) -> Form:
         """The chosen rows of the op's weights, times the factors."""

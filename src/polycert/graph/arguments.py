@@ -1,4 +1,4 @@
-"""The law for a call's arguments: each is read by its rule, is at its default, or is known not to matter."""
+"""Which arguments a call may give: each is read by its rule, is at its default, or is known not to matter."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, fx
 
 from polycert.rules import RULES, Call, Value
 
-# Arguments that say where or how numbers are stored, or what only matters in training; their ops' values ignore them.
+# These arguments say where or how numbers are stored, or they matter in training only. They change no values.
 IRRELEVANT = {"memory_format", "pin_memory", "non_blocking", "inplace", "momentum", "cudnn_enabled", "half_to_float"}
 
 
 def named(target: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[int, torch.Argument, Any]]:
-    """Position, description and value of every argument that a call of an ATen op gives."""
+    """Yield the position, the description and the value of every argument that a call of an ATen op gives."""
     for position, argument in enumerate(target._schema.arguments):
         if position < len(args):
             yield position, argument, args[position]
@@ -24,13 +24,13 @@ def named(target: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[int,
 
 
 def by_shape(target: Any) -> frozenset[str]:
-    """The arguments of an op that the shape of its result accounts for."""
+    """Return the names of an op's arguments that the shape of its result accounts for."""
     found = RULES.get(str(target))
     return frozenset() if found is None else found.by_shape
 
 
 def check_read(target: Any, call: Call) -> None:
-    """Every argument must have been read by the rule that built `call`, unless it changes nothing.
+    """Check that the rule that built `call` has read every argument, except those that change nothing.
 
     Raises:
         ValueError: if a rule did not look at an argument that is not at its default.
@@ -41,7 +41,7 @@ def check_read(target: Any, call: Call) -> None:
             continue
         if position == 0 and _only_nodes(value):  # the rule knows it by its shape
             continue
-        if argument.name == "dtype" and value in (torch.float32, torch.float64):  # nothing but another rounding
+        if argument.name == "dtype" and value in (torch.float32, torch.float64):  # it only changes the rounding
             continue
         if not (argument.has_default_value() and _same(value, argument.default_value)):
             shown = "a tensor" if isinstance(value, (Tensor, Value)) else repr(value)
@@ -49,7 +49,7 @@ def check_read(target: Any, call: Call) -> None:
 
 
 def check_repeatable(node: fx.Node) -> None:
-    """A constant must be the same whenever it is computed.
+    """Check that a constant is the same whenever it is computed.
 
     Raises:
         ValueError: if it is drawn at random, or whatever lies in memory.
@@ -65,13 +65,14 @@ def check_repeatable(node: fx.Node) -> None:
 
 
 def _only_nodes(value: Any) -> bool:
+    """Whether a value is a node of the graph, or a list of such."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(map(_only_nodes, value))
     return isinstance(value, Value)
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a value is the default."""
+    """Whether a value equals the default."""
     if isinstance(value, (Tensor, Value)):
         return False
     if isinstance(value, (list, tuple)):

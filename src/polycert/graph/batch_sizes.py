@@ -1,4 +1,4 @@
-"""What the size of the traced batch has left in a program: numbers that another batch would change."""
+"""Refuse programs that hold the size of the traced batch: numbers that another batch would change."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch.overrides import TorchFunctionMode
 from polycert.errors import PolycertError
 from polycert.graph.arguments import by_shape, named
 
-# What a model may ask of a tensor without learning how many samples there are.
+# A model may ask these of a tensor without learning how many samples there are.
 BLIND = (Tensor.dim, Tensor.ndimension, Tensor.is_floating_point, Tensor.is_complex)
 BLIND_KINDS = (Tensor, torch.dtype, torch.device, torch.layout, type(None))
 RECURRENT = ("lstm", "gru", "rnn_")
 
 
 class Watch(TorchFunctionMode):
-    """Notes whether a model asks a tensor for numbers, such as its sizes, or takes it apart."""
+    """A mode that notes whether a model asks a tensor for numbers, such as its sizes, or takes it apart."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The function's own result."""
+        """Return what the function returns, and note whether it tells numbers."""
         result = func(*args, **(kwargs or {}))
         self.asked = self.asked or not (func in BLIND or isinstance(result, BLIND_KINDS))
         return result
@@ -44,7 +44,7 @@ def check_same(
     needed: Callable[[torch.export.ExportedProgram], Iterable[fx.Node]],
     depends: set[str],
 ) -> None:
-    """Two programs traced with batches of different sizes may differ in the first size of values only.
+    """Check that two programs traced with batches of different sizes differ in the first size of values only.
 
     Raises:
         PolycertError: if they differ elsewhere.
@@ -63,6 +63,7 @@ def check_same(
 def _same_constants(
     first: torch.export.ExportedProgram, second: torch.export.ExportedProgram, needed: set[str]
 ) -> None:
+    """Check that the constants of both programs are equal."""
     lifted = first.graph_signature.inputs_to_lifted_tensor_constants
     others = second.graph_signature.inputs_to_lifted_tensor_constants
     for placeholder in needed & lifted.keys():
@@ -72,7 +73,10 @@ def _same_constants(
 
 
 def names_batch(calls: Iterable[fx.Node], batch: int) -> bool:
-    """Whether a call gives the traced batch's size as the first one of a shape: it may stand in the model's code."""
+    """Whether a call gives the traced batch's size as the first one of a shape.
+
+    The number may stand in the model's code.
+    """
     for call in calls:
         if isinstance(call.target, torch._ops.OpOverload):
             for _, argument, value in named(call.target, call.args, call.kwargs):
@@ -82,7 +86,7 @@ def names_batch(calls: Iterable[fx.Node], batch: int) -> bool:
 
 
 def _same_node(one: fx.Node, other: fx.Node, depends: set[str]) -> bool:
-    """Whether two calls are one, and give each sample a value of the same shape."""
+    """Whether two calls are the same, and give each sample a value of the same shape."""
     if one.target != other.target or not _same_call(one, other, depends):
         return False
     ours, theirs = one.meta.get("val"), other.meta.get("val")
@@ -92,6 +96,7 @@ def _same_node(one: fx.Node, other: fx.Node, depends: set[str]) -> bool:
 
 
 def _same_call(one: fx.Node, other: fx.Node, depends: set[str]) -> bool:
+    """Whether two calls have the same op and the same arguments, except those that may name the size of the batch."""
     if one.op != "call_function" or not isinstance(one.target, torch._ops.OpOverload):
         return bool(_plain((one.args, one.kwargs)) == _plain((other.args, other.kwargs)))
     allowed = by_shape(one.target) if one.name in depends else _state_sizes(one)
@@ -103,7 +108,7 @@ def _same_call(one: fx.Node, other: fx.Node, depends: set[str]) -> bool:
 
 
 def _state_sizes(node: fx.Node) -> set[str]:
-    """A recurrent layer's state of zeros has one row for each sample."""
+    """Return the arguments that may differ because a recurrent layer's state of zeros has one row for each sample."""
     zeros = str(node.target).startswith("aten.zeros.")
     return {"size"} if zeros and all(_recurrent(user) for user in node.users) else set()
 
@@ -113,5 +118,5 @@ def _recurrent(node: fx.Node) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Arguments with nodes by their names."""
+    """Replace the nodes in arguments by their names."""
     return fx.node.map_arg(value, lambda node: node.name)

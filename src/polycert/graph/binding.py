@@ -1,4 +1,4 @@
-"""Where the tensors of a traced program are, and when a graph that was bound to them serves again."""
+"""Find the tensors of a traced program in its module, and tell when a graph bound to them may be used again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polycert.graph.graph import Graph
 
 
 class TensorLookup:
-    """Looks tensors up by their names; the names are taken from the program once."""
+    """Finds the tensors of a program in a module by their names, which are read from the program once."""
 
     def __init__(self, program: torch.export.ExportedProgram, module: nn.Module) -> None:
         signature = program.graph_signature
@@ -28,7 +28,7 @@ class TensorLookup:
         self._plain = {name: (tensor, _version(tensor)) for name, tensor in _plain(module)}
 
     def tensors(self, module: nn.Module) -> dict[str, Tensor]:
-        """By placeholder: parameters, buffers and constants, as they are stored.
+        """Return the parameters, buffers and constants as they are stored, by the names of their placeholders.
 
         Raises:
             PolycertError: if the program does not fit any more: it knows tied tensors by one of their names, and those
@@ -47,7 +47,7 @@ class TensorLookup:
         return {placeholder: find(module) for placeholder, find in self._places.items()} | self._constants
 
     def kind(self, module: nn.Module) -> tuple[torch.dtype, torch.device] | None:
-        """Type and device of the first parameter, if there is any."""
+        """Return the type and the device of the first parameter, or None if there is none."""
         if self._first is None:
             return None
         first = self._first(module)
@@ -55,7 +55,7 @@ class TensorLookup:
 
 
 def _getter(name: str) -> Callable[[nn.Module], Tensor]:
-    """What gives a module's tensor by its name."""
+    """Return a function that finds a module's tensor of this name."""
     find = attrgetter(name)
 
     def found(module: nn.Module) -> Tensor:
@@ -69,7 +69,7 @@ def _getter(name: str) -> Callable[[nn.Module], Tensor]:
 
 
 def _tied(module: nn.Module) -> list[list[str]]:
-    """Names that stand for one parameter or buffer."""
+    """Return the groups of names that stand for one parameter or buffer."""
     names: dict[int, list[str]] = {}
     for found in (module.named_parameters, module.named_buffers):
         for name, tensor in found(remove_duplicate=False):
@@ -78,7 +78,7 @@ def _tied(module: nn.Module) -> list[list[str]]:
 
 
 def _plain(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that are mere attributes of a module or of a part of it."""
+    """Yield the name and the value of all tensors in a module that are neither parameters nor buffers."""
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
             if isinstance(value, Tensor):
@@ -86,7 +86,7 @@ def _plain(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _version(tensor: Tensor) -> int:
-    """Raised by every change in place; tensors made in inference mode do not count theirs."""
+    """Return a number that every change in place raises, or 0 for tensors of inference mode, which count no changes."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -94,7 +94,7 @@ Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
 class CachedGraph(NamedTuple):
-    """A graph and the stored tensors that are in it."""
+    """A graph with the stored tensors that are in it."""
 
     graph: Graph
     tensors: dict[str, Tensor]
@@ -102,11 +102,11 @@ class CachedGraph(NamedTuple):
 
     @staticmethod
     def of(graph: Graph, tensors: dict[str, Tensor]) -> CachedGraph:
-        """For a graph that is `keepable`."""
+        """Cache a graph that is `keepable` with its tensors."""
         return CachedGraph(graph, tensors, _kinds(tensors))
 
     def serves(self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether these very tensors are in it."""
+        """Whether exactly these tensors, unchanged in shape, type and device, are in the graph."""
         if (dtype, device) != (self.graph.dtype, self.graph.device):
             return False
         same = all(new is old for new, old in zip(tensors.values(), self.tensors.values(), strict=True))
@@ -118,7 +118,7 @@ def _kinds(tensors: dict[str, Tensor]) -> list[Kind]:
 
 
 def keepable(graph: Graph, tensors: dict[str, Tensor]) -> bool:
-    """Whether each of these tensors is in an op as it is, and no other is: then none was converted or computed."""
+    """Whether the tensors of the ops are exactly these ones. Then none was converted or computed."""
     own, held = {id(tensor) for tensor in tensors.values()}, set()
 
     def known(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`nn.Module` to `Network`, by `torch.export`: parameters stay the module's own, so training goes through."""
+"""Capture an `nn.Module` as a `Network` by `torch.export`. Its parameters stay the module's, so it can be trained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from polycert.graph.arguments import check_read, check_repeatable
 from polycert.graph.batch_sizes import check_same, names_batch, scripted
 from polycert.graph.binding import CachedGraph, TensorLookup, keepable
 from polycert.graph.graph import Graph, Network, Node, append, prune
-from polycert.graph.in_place import refuse_changed_state
 from polycert.graph.self_check import RuledCall, check_alone, check_network, operands_of
 from polycert.graph.traced_program import (
     exported,
@@ -26,6 +25,7 @@ from polycert.graph.traced_program import (
     logits,
     needed_by_output,
     needed_calls,
+    refuse_changed_state,
     rounds_nothing,
     shape_of,
     variable_names,
@@ -39,7 +39,7 @@ from polycert.sets.interval import holds
 
 Check = Callable[[RuledCall, Tensor], None]
 
-# The batch while tracing: neither 1 (which squeezes away) nor likely to be a size inside a network.
+# The batch while tracing is not 1, which squeezes away, and unlikely to be a size inside a network.
 TRACE_BATCH = 3
 OTHER_BATCH = 5
 
@@ -95,13 +95,11 @@ class CapturedNetwork(Network):
     output_shape: Shape
     calls: tuple[fx.Node, ...]
     result: fx.Node
-    dropped: str  # a final softmax, or nothing
+    dropped: str  # the name of a final softmax that was dropped, or ""
     variable: set[str]
     default_dtype: torch.dtype
     default_device: torch.device
-    _kept: list[CachedGraph] = field(
-        default_factory=list, init=False, repr=False
-    )  # one at most: a cell in a frozen class
+    _kept: list[CachedGraph] = field(default_factory=list, init=False, repr=False)  # at most one: the class is frozen
 
     @staticmethod
     def of(
@@ -111,12 +109,12 @@ class CapturedNetwork(Network):
         dtype: torch.dtype,
         device: torch.device,
     ) -> CapturedNetwork:
-        """Check the program's form and its ops, all at once."""
+        """Check the form of the program and all of its ops, and bind it once."""
         signature = program.graph_signature
         if len(signature.user_inputs) != 1 or len(signature.user_outputs) != 1:
             raise PolycertError(
                 f"a network needs one input and one output, this one has {len(signature.user_inputs)} and "
-                f"{len(signature.user_outputs)}: wrap it in a module that has"
+                f"{len(signature.user_outputs)}: wrap it in a module with one of each"
             )
         if signature.lifted_custom_objs:
             raise PolycertError("the model computes with an object that is no tensor, such as a random generator")
@@ -147,7 +145,7 @@ class CapturedNetwork(Network):
 
     @property
     def dtype(self) -> torch.dtype:
-        """As the first parameter's."""
+        """Type of the first parameter."""
         return self._kind[0]
 
     @property
@@ -157,7 +155,7 @@ class CapturedNetwork(Network):
 
     @cached_property
     def _stored(self) -> TensorLookup:
-        """Where the program's tensors are."""
+        """The places of the program's tensors in the module."""
         return TensorLookup(self.program, self.module)
 
     @cached_property
@@ -166,21 +164,21 @@ class CapturedNetwork(Network):
         return needed_calls(self.result)
 
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """The module's own."""
+        """Return the module's parameters."""
         return tuple(self.module.parameters())
 
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
-        """Resolve every tensor anew, so that training, loading and moving the module are seen.
+        """Build the graph with the module's tensors as they are now, so that training, loading and moving are seen.
 
-        A graph of the module's own tensors, the same as the last time, need not be built again.
+        If they are the same tensors as the last time, the graph of the last time is returned.
         """
         own, device = self._kind
         wanted, stored = dtype or own, self._stored.tensors(self.module)
         if self._kept and self._kept[0].serves(stored, wanted, device):
             return self._kept[0].graph.fresh()
-        tensors = {name: _as(tensor, wanted, device) for name, tensor in stored.items()}
+        tensors = {name: _converted(tensor, wanted, device) for name, tensor in stored.items()}
         graph, derived = self._build(tensors, wanted, device, _unchecked)
-        if any(_longer(tensor, wanted) and not holds(wanted, tensor) for tensor in stored.values()):
+        if any(_wider(tensor, wanted) and not holds(wanted, tensor) for tensor in stored.values()):
             return replace(graph, narrowed=True)
         if not derived and keepable(graph, stored):
             self._kept[:] = [CachedGraph.of(graph, stored)]
@@ -188,12 +186,18 @@ class CapturedNetwork(Network):
         return graph
 
     def check_calls(self, dtype: torch.dtype) -> None:
-        """Compare every call by itself with what its rule says, or a clear error.
+        """Compare every call by itself with what its rule says.
 
-        What a rule does with weights that are all one number, as many are before training, shows with other numbers.
+        Many weights are all one number before training, which hides what a rule does with them. So such weights are
+        also replaced by random numbers.
+
+        Raises:
+            PolycertError: if a rule misreads a call.
         """
         device = self._kind[1]
-        tensors = {name: _as(tensor, dtype, device) for name, tensor in self._stored.tensors(self.module).items()}
+        tensors = {
+            name: _converted(tensor, dtype, device) for name, tensor in self._stored.tensors(self.module).items()
+        }
         self._build(tensors, dtype, device, check_alone)
         plain = {name: tensor for name, tensor in tensors.items() if _all_one_number(tensor)}
         if not plain:
@@ -211,7 +215,7 @@ class CapturedNetwork(Network):
             name: torch.rand(t.shape, generator=generator, dtype=t.dtype, device=device) + 0.5
             for name, t in plain.items()
         }
-        with suppress(PolycertError, RuntimeError):  # of rules that refuse these numbers, and of ops on constants
+        with suppress(PolycertError, RuntimeError):  # a rule may refuse these numbers, an op on constants may fail
             self._build({**tensors, **drawn}, dtype, device, note)
         if misread:
             raise PolycertError(f"cannot capture {'; '.join(misread)}")
@@ -219,7 +223,10 @@ class CapturedNetwork(Network):
     def _build(
         self, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device, check: Check
     ) -> tuple[Graph, bool]:
-        """The program with these tensors, and whether it computes others from them; `check` sees every call."""
+        """Build the graph with these tensors, and tell whether the program computes others from them.
+
+        `check` is called with every call that depends on the input.
+        """
         known: dict[str, Any] = {**tensors}
         nodes = [Node("input", None, (), self.input_shape)]
         known[self.program.graph_signature.user_inputs[0]] = Value(0)
@@ -236,7 +243,7 @@ class CapturedNetwork(Network):
                 known[call.name] = self._item(call, args[0], args[1], problems)
                 continue
             sources = tuple(value.index for value in _values(args))
-            if not sources:  # a constant: computed from the live tensors, so still differentiable
+            if not sources:  # a constant, computed from the live tensors so that it has gradients
                 try:
                     check_repeatable(call)
                 except ValueError as error:
@@ -266,11 +273,16 @@ class CapturedNetwork(Network):
     def _op(
         self, call: fx.Node, args: Any, kwargs: Any, in_shapes: tuple[Shape, ...], like: Tensor
     ) -> Op | Decomposition:
+        """Build a call's op by its rule, and check that the rule read all arguments and gives the call's shape."""
         if gives_one(call):
             _check_value(call)
         target = str(call.target)
         training = "batch_norm" in target and self._owner(call).training
         shape = (shape_of(call) or (1,)) if gives_one(call) else ()
+        # A constant that the program itself makes has the type in which it was traced.
+        args, kwargs = fx.node.map_aggregate(
+            (args, kwargs), lambda v: _converted(v, like.dtype, like.device) if isinstance(v, Tensor) else v
+        )
         given = Call(target, tuple(args), dict(kwargs), in_shapes, shape, like, training=training)
         made = RULES[target].build(given)
         check_read(call.target, given)
@@ -280,7 +292,7 @@ class CapturedNetwork(Network):
         return made
 
     def _item(self, call: fx.Node, results: Any, position: int, problems: list[str]) -> Any:
-        """One of several results."""
+        """Return one of the results of a call that has several."""
         if isinstance(results, Value):  # the call itself was a problem
             return results
         if position >= len(results):
@@ -295,7 +307,7 @@ class CapturedNetwork(Network):
         return results[position]
 
     def _owner(self, call: fx.Node) -> nn.Module:
-        """The module that holds a call's buffers."""
+        """Return the module that holds a call's buffers."""
         names = self.program.graph_signature.inputs_to_buffers
         for argument in call.all_input_nodes:
             if argument.name in names:
@@ -304,18 +316,20 @@ class CapturedNetwork(Network):
 
 
 def _unchecked(ruled: RuledCall, like: Tensor) -> None:
-    """Calls are compared once, when a module is captured."""
+    """Check nothing: calls are compared once, when the module is captured."""
 
 
 def _all_one_number(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all())
 
 
-def _longer(tensor: Tensor, dtype: torch.dtype) -> bool:
+def _wider(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a tensor holds floats of more bytes than `dtype` has."""
     return tensor.is_floating_point() and tensor.element_size() > dtype.itemsize
 
 
-def _as(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _converted(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Convert a tensor of floats to a type and a device; other tensors stay as they are."""
     if not tensor.is_floating_point() or (tensor.dtype == dtype and tensor.device == device):
         return tensor
     return tensor.to(device=device, dtype=dtype)
@@ -323,7 +337,7 @@ def _as(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the time of tracing; every submodule's own mode is put back."""
+    """Put a model into evaluation mode while it is traced; afterwards every submodule has its own mode again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -334,7 +348,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _values(args: Any) -> Iterator[Value]:
-    """The nodes among arguments, also inside lists."""
+    """Yield the nodes among arguments, also inside lists."""
     for argument in args:
         if isinstance(argument, Value):
             yield argument
@@ -347,7 +361,7 @@ def _has_rule(node: fx.Node) -> bool:
 
 
 def _check_value(call: fx.Node) -> None:
-    """Real numbers for each sample of the batch."""
+    """Check that a call gives real numbers for each sample of the batch."""
     value = call.meta["val"]
     if value.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"it gives numbers of type {value.dtype}: only float32 and float64 are supported")

@@ -1,7 +1,7 @@
 """Fingerprints: two values have the same one only if every byte of them is the same.
 
 Every value is written as its type and its content, each with its length, so that no two values are written alike. A
-kind of value that is not known here is an error: what only prints alike must never be taken for the same.
+value of an unknown type is an error, because values that only print alike must not count as the same.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from polycert.graph.graph import Digested, Graph, Network, Node
 Write = Callable[[bytes | memoryview], None]
 
 
-# Raised with every change of what may be called proved: what was kept before then is not taken over.
+# This number is raised with every change of what may be called proved, so that earlier verdicts are not taken over.
 PROOFS = 4
 
 
 def fingerprint(*values: object) -> str:
-    """SHA-256 of the values and of what counts as a proof, as 64 hexadecimal digits.
+    """Return the SHA-256 of the values and of what counts as a proof, as 64 hexadecimal digits.
 
     Numbers and tensors count by their bytes, tensors with their type and shape; dataclasses, tuples, lists and dicts
     with all that is in them; functions and classes by name, so they must be found under it; graphs without the names of
@@ -49,9 +49,9 @@ def fingerprint(*values: object) -> str:
 
 
 def network_digest(network: Network) -> str | None:
-    """SHA-256 of a network as it is now, by which records name it; None for ops without a fingerprint.
+    """Return the SHA-256 of a network as it is now, by which records name it, or None if an op has no fingerprint.
 
-    It is taken anew only where a tensor is another one or has changed: for one sample it would cost as much as a proof.
+    It is computed again only if a tensor was replaced or has changed: for one sample it would cost as much as a proof.
     """
     graph = network.bind()
     tensors, kept = list(_tensors(graph.nodes)), network.digested
@@ -68,7 +68,7 @@ def network_digest(network: Network) -> str | None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of some nodes, wherever they are in their ops."""
+    """Yield the tensors of some nodes, wherever they are in their ops."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -85,7 +85,10 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:
-    """Changes in place raise a tensor's version; those that go round it, by `.data`, show in a sum of its words."""
+    """Return two numbers that tell whether a tensor has changed.
+
+    A change in place raises the tensor's version. A change by `.data` does not, but it shows in a sum of the words.
+    """
     content = _bytes(tensor)
     whole = content[: content.nbytes // 8 * 8]
     words = torch.from_numpy(whole).view(torch.int64).sum() if len(whole) else 0
@@ -93,7 +96,7 @@ def _mark(tensor: Tensor) -> tuple[int, int]:
 
 
 def _bytes(tensor: Tensor) -> np.ndarray:
-    """The content of a tensor as bytes `[n]`."""
+    """Return the content of a tensor as bytes `[n]`."""
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise PolycertError(f"no fingerprint of a tensor in layout {tensor.layout}: give a dense one")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -103,7 +106,7 @@ def _bytes(tensor: Tensor) -> np.ndarray:
 
 @singledispatch
 def _put(value: Any, write: Write) -> None:
-    """Write one value; this is for dataclasses, others are registered below."""
+    """Write one value. This function is for dataclasses; those for other types are registered below."""
     if not is_dataclass(value):
         raise PolycertError(f"no fingerprint of a {type(value).__qualname__}: say how in fingerprint.py")
     names = [item.name for item in fields(value)]
@@ -114,11 +117,12 @@ def _put(value: Any, write: Write) -> None:
 
 
 def _cached(kind: type, name: str) -> bool:
+    """Whether an attribute is a cached property of the class."""
     return isinstance(getattr(kind, name, None), cached_property)
 
 
 def _put_all(kind: type, items: list[Any], write: Write) -> None:
-    """Something that holds others: its type, their number, and each of them."""
+    """Write a value that holds others: its type, their number, and each of them."""
     _block(_name(kind).encode(), write)
     write(_length(len(items)))
     for item in items:
@@ -126,13 +130,13 @@ def _put_all(kind: type, items: list[Any], write: Write) -> None:
 
 
 def _put_plain(kind: str, content: bytes, write: Write) -> None:
-    """Something that holds nothing else."""
+    """Write a value that holds no others."""
     _block(kind.encode(), write)
     _block(content, write)
 
 
 def _put_array(kind: str, shape: tuple[int, ...], content: np.ndarray, write: Write) -> None:
-    """Bytes `[n]` of a tensor or an array."""
+    """Write a tensor or an array, given its bytes `[n]`."""
     _block(kind.encode(), write)
     _block(repr(tuple(map(int, shape))).encode(), write)
     write(_length(content.nbytes))
@@ -140,6 +144,7 @@ def _put_array(kind: str, shape: tuple[int, ...], content: np.ndarray, write: Wr
 
 
 def _block(content: bytes, write: Write) -> None:
+    """Write a length and then the bytes."""
     write(_length(len(content)))
     write(content)
 
@@ -149,7 +154,7 @@ def _length(count: int) -> bytes:
 
 
 def _name(thing: Any) -> str:
-    """Module and name of a class or function; refused if something else, or nothing, is found there."""
+    """Return the module and the name of a class or function, by which it must be found again."""
     try:
         found = attrgetter(thing.__qualname__)(sys.modules[thing.__module__])
     except (AttributeError, KeyError):

@@ -1,4 +1,4 @@
-"""A network as a list of nodes in the order of computation, node 0 being the input; and programs that give one."""
+"""Graphs: nodes in the order of computation, the input first. Networks: what gives a graph."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class Node:
     shape: Shape
 
     def fresh(self) -> Node:
-        """The same, its op without what it has derived from its weights."""
+        """Return the same node, its op without what was derived from its weights."""
         op = None if self.op is None else self.op.fresh()
         return self if op is self.op else Node(self.name, op, self.inputs, self.shape)
 
 
 class Topology:
-    """How nodes hang together, whatever their weights are: found once, and kept for all bindings of a network."""
+    """How nodes depend on each other, whatever their weights are. It is found once for all bindings of a network."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._inputs = tuple(node.inputs for node in nodes)
         self._ancestors: dict[int, tuple[int, ...]] = {}
         self.activations = tuple(k for k, node in enumerate(nodes) if isinstance(node.op, Activation))
         self.curved = frozenset(self.activations)
-        self.widths: dict[int, int] = {}  # of the rows over a node: `memory.row_width` remembers them here
+        self.widths: dict[int, int] = {}  # widths of the rows over a node, which `chunking.row_width` stores here
         self.readers: dict[int, tuple[int, ...]] = {}  # the activations applied to a node
         for k in self.activations:
             source = self._inputs[k][0]
@@ -55,7 +55,7 @@ class Topology:
         self.depends_on_activation = tuple(found)
 
     def ancestors(self, target: int) -> tuple[int, ...]:
-        """See `Graph.ancestors`."""
+        """Return the nodes that `target` depends on, itself included, latest first."""
         if target not in self._ancestors:
             needed = {target}
             for index in range(target, -1, -1):
@@ -65,7 +65,7 @@ class Topology:
         return self._ancestors[target]
 
     def activations_before(self, target: int) -> tuple[int, ...]:
-        """The activations that `target` depends on, in order."""
+        """Return the activations that `target` depends on, in order."""
         return tuple(k for k in reversed(self.ancestors(target)) if k in self.curved)
 
 
@@ -76,8 +76,8 @@ class Graph:
     nodes: tuple[Node, ...]
     dtype: torch.dtype
     device: torch.device
-    computed: tuple[str, ...] = ()  # weights that the program computes from stored ones, rounded
-    narrowed: bool = False  # whether its type does not hold all of the stored weights
+    computed: tuple[str, ...] = ()  # names of weights that the program computes with rounding from stored ones
+    narrowed: bool = False  # whether the type does not hold all of the stored weights
 
     @property
     def output(self) -> int:
@@ -96,7 +96,7 @@ class Graph:
 
     @cached_property
     def layout(self) -> Topology:
-        """What the nodes are and how they hang together."""
+        """How the nodes depend on each other."""
         return Topology(self.nodes)
 
     @property
@@ -110,34 +110,34 @@ class Graph:
         return self.layout.depends_on_activation
 
     def readers(self, index: int) -> list[Activation]:
-        """The activations applied to a node."""
+        """Return the activations that are applied to a node."""
         return [self.activation(k) for k in self.layout.readers.get(index, ())]
 
     def activation(self, index: int) -> Activation:
-        """The op of an activation node."""
-        return cast(Activation, self.nodes[index].op)  # asking each time what it is would cost more than its use
+        """Return the op of an activation node."""
+        return cast(Activation, self.nodes[index].op)  # isinstance would cost more than what is done with it
 
     @cached_property
     def linear(self) -> dict[int, Linear]:
-        """The affine nodes."""
+        """The affine ops by their nodes' indices."""
         return {k: node.op for k, node in enumerate(self.nodes) if isinstance(node.op, Linear)}
 
     def ancestors(self, target: int) -> tuple[int, ...]:
-        """The nodes that `target` depends on, itself included, latest first."""
+        """Return the nodes that `target` depends on, itself included, latest first."""
         return self.layout.ancestors(target)
 
     def fresh(self) -> Graph:
-        """The same with nothing that was derived from the weights, which may have changed; the layout stays."""
+        """Return the same graph without what was derived from the weights, which may have changed; the layout stays."""
         found = replace(self, nodes=tuple(node.fresh() for node in self.nodes))
         found.__dict__["layout"] = self.layout
         return found
 
     def forward(self, x: Tensor) -> Tensor:
-        """The network's output for `[batch, *input_shape]`."""
+        """Return the network's output for `[batch, *input_shape]`."""
         return self.values(x)[-1]
 
     def values(self, x: Tensor) -> list[Tensor]:
-        """The value of every node."""
+        """Return the value of every node, `[batch, *shape]` each."""
         found = [x]
         for node in self.nodes[1:]:
             assert node.op is not None
@@ -146,7 +146,7 @@ class Graph:
 
 
 def append(nodes: list[Node], name: str, made: Op | Decomposition, sources: Sequence[int]) -> tuple[int, ...]:
-    """Add one op, or all steps of a recipe, over earlier nodes; gives the places of the results."""
+    """Append one op, or all steps of a decomposition, over earlier nodes. Return the places of the results."""
     if isinstance(made, Op):
         nodes.append(Node(name, made, tuple(sources), made.out_shape))
         return (len(nodes) - 1,)
@@ -157,7 +157,7 @@ def append(nodes: list[Node], name: str, made: Op | Decomposition, sources: Sequ
 
 
 def needed(nodes: Sequence[Node], output: int) -> dict[int, int]:
-    """The nodes that the output depends on, and the input: from their places to those without the rest."""
+    """Return the places that the input, and the nodes that the output depends on, have without the other nodes."""
     found = {0, output}
     for index in range(output, 0, -1):
         if index in found:
@@ -166,7 +166,7 @@ def needed(nodes: Sequence[Node], output: int) -> dict[int, int]:
 
 
 def prune(nodes: Sequence[Node], output: int) -> tuple[Node, ...]:
-    """Only the nodes that the output depends on, renumbered."""
+    """Return only the nodes that the output depends on, renumbered."""
     place = needed(nodes, output)
     return tuple(
         Node(nodes[k].name, nodes[k].op, tuple(place[i] for i in nodes[k].inputs), nodes[k].shape) for k in place
@@ -174,7 +174,7 @@ def prune(nodes: Sequence[Node], output: int) -> tuple[Node, ...]:
 
 
 class Digested(NamedTuple):
-    """A network's digest, the tensors that it was taken of, and what tells whether those have changed."""
+    """A network's digest, the tensors that it was computed from, and marks that tell whether those have changed."""
 
     digest: str
     tensors: list[Tensor]
@@ -182,7 +182,7 @@ class Digested(NamedTuple):
 
 
 class Network(ABC):
-    """What `pc.capture` and `pc.load` return and every other function takes."""
+    """A network as `pc.capture` and `pc.load` return it and all other functions take it."""
 
     input_shape: Shape
     output_shape: Shape
@@ -190,7 +190,7 @@ class Network(ABC):
 
     @abstractmethod
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
-        """The graph with the tensors as they are now, converted to `dtype` if one is given."""
+        """Return the graph with the tensors as they are now, converted to `dtype` if one is given."""
 
     @property
     @abstractmethod
@@ -203,21 +203,25 @@ class Network(ABC):
         return self.bind().dtype
 
     def check_inside(self, region: Region) -> None:  # noqa: B027 (nothing to check is the rule)
-        """Called once for every question about samples: whether the graph is the network there, or a clear error.
+        """Check that the graph is the network at points of the region; called once for every question about samples.
 
-        A captured module was compared when it was captured.
+        A captured module was compared when it was captured, so there is nothing to do.
         """
 
     def parameters(self) -> Sequence[nn.Parameter]:
-        """What training may change: nothing, unless the network belongs to a module."""
+        """Return what training may change: nothing, unless the network belongs to a module."""
         return ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The logits for `[batch, *input_shape]`."""
+        """Return the logits for `[batch, *input_shape]`."""
         return self.bind().forward(x)
 
     def trainable(self) -> Graph:
-        """The live graph for a training loss; refuses batch norm in training mode, which bounds do not follow."""
+        """Return the graph with live parameters for a training loss.
+
+        Raises:
+            PolycertError: if a batch norm is in training mode, which bounds do not follow.
+        """
         graph = self.bind()
         for node in graph.nodes:
             if isinstance(node.op, Elementwise) and node.op.training:

@@ -1,4 +1,4 @@
-"""Checks of what the public functions are given: networks, inputs, labels."""
+"""Check what the public functions are given: networks, inputs, labels."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from polycert.errors import PolycertError
 from polycert.graph import Graph, Network, capture
 from polycert.sets.ball import Array
 
-LARGEST_WHOLE = {torch.float32: 2**24, torch.float64: 2**53}  # up to which all whole numbers are held
+LARGEST_WHOLE = {torch.float32: 2**24, torch.float64: 2**53}  # up to this size, the type holds all whole numbers
 
 
 def as_network(net: Network | nn.Module, x: Tensor) -> Network:
-    """A network as it is, or a module captured for the shape of its inputs."""
+    """Return a network as it is; capture a module for the shape of its inputs."""
     return net if isinstance(net, Network) else capture(net, tuple(x.shape[1:]))
 
 
 def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
-    """Inputs as a tensor of the network's type, or in float64 if they came so or need it; or a clear error."""
+    """Return the network, and the inputs as a tensor of its type, or of float64 if they came so or need it.
+
+    Raises:
+        PolycertError: if the inputs do not fit the network, or are not finite real numbers.
+    """
     given = as_tensor(x)
     if given.is_meta:
         raise PolycertError("inputs must hold numbers, got a tensor on the device 'meta'")
@@ -42,7 +46,7 @@ def as_inputs(net: Network | nn.Module, x: Array) -> tuple[Network, Tensor]:
 
 
 def _in_floats(given: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same numbers in a network's type, or in float64 if they came so or that type does not hold them all.
+    """Return the numbers in a network's type, or in float64 if they came so or that type does not hold them all.
 
     Raises:
         PolycertError: if float64 does not hold them either.
@@ -51,7 +55,7 @@ def _in_floats(given: Tensor, dtype: torch.dtype) -> Tensor:
         return given if given.dtype == torch.float64 else given.to(dtype)
     whole = given.to(torch.int64)
     least, most = (int(end) for end in whole.aminmax())
-    if given.dtype == torch.uint64 and least < 0:  # wrapped around
+    if given.dtype == torch.uint64 and least < 0:  # its numbers have wrapped around
         most = 2**64
     size = max(-least, most)
     if size > LARGEST_WHOLE[torch.float64]:
@@ -60,7 +64,7 @@ def _in_floats(given: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:
-    """Labels `[batch]`, or the model's own predictions."""
+    """Return the labels `[batch]`, or the model's own predictions if there are none."""
     if y is None:
         return prediction
     label = as_tensor(y).to(prediction.device)
@@ -76,7 +80,7 @@ def as_labels(y: Array | None, prediction: Tensor, classes: int) -> Tensor:
 
 
 def as_tensor(values: Array) -> Tensor:
-    """A tensor of the same numbers; arrays in other byte orders or with negative strides are copied first.
+    """Return a tensor of the same numbers. Arrays in other byte orders or with negative strides are copied first.
 
     Plain numbers become float64, so that none is rounded.
     """
@@ -94,12 +98,12 @@ def as_tensor(values: Array) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or infinite; only where their sum is are they looked at one by one."""
+    """Whether no value is NaN or infinite. Values are looked at one by one only if their sum is not finite."""
     return math.isfinite(values.detach().sum()) or bool(torch.isfinite(values).all())
 
 
 def check_finite(graph: Graph, values: Tensor) -> None:
-    """Weights that are not finite show in the output."""
+    """Check that an output is finite; weights that are not finite show in it."""
     if not all_finite(values):
         raise PolycertError(
             "the network's output is not finite for these inputs: its weights hold NaN or infinite values, or overflow"

@@ -18,7 +18,7 @@ NOT_ARCHITECTURE = {"device", "dtype"}  # arguments of torch's layers that no ar
 
 
 def build(architecture: Architecture) -> nn.Sequential:
-    """A sequential module from a list of layers `{"type": …, **arguments}`."""
+    """Build a sequential module from a list of layers `{"type": …, **arguments}`."""
     if len(architecture) > limits.LAYERS:
         raise PolycertError(f"an architecture has {limits.LAYERS} layers at most, got {len(architecture)}")
     known, modules = layers(), []
@@ -37,7 +37,7 @@ def build(architecture: Architecture) -> nn.Sequential:
 
 
 def fc1(input_shape: Sequence[int], classes: int = 10, activation: str = "relu", hidden: int = 1024) -> Architecture:
-    """The paper's FC1: one hidden layer."""
+    """Return the paper's FC1: one hidden layer."""
     return [
         {"type": "flatten"},
         {"type": "linear", "in_features": math.prod(input_shape), "out_features": hidden},
@@ -53,7 +53,7 @@ def cnn(
     channels: tuple[int, int] = (16, 32),
     hidden: int = 100,
 ) -> Architecture:
-    """The paper's CNN: two convolutions 4×4 with stride 2 and padding 1, then one hidden layer."""
+    """Return the paper's CNN: two convolutions 4×4 with stride 2 and padding 1, then one hidden layer."""
     first, second = channels
     window = {"kernel_size": 4, "stride": 2, "padding": 1}
     flat = second * (input_shape[1] // 4) * (input_shape[2] // 4)
@@ -70,7 +70,7 @@ def cnn(
 
 
 def large_budget(input_shape: Sequence[int], classes: int = 10, activation: str = "relu") -> Architecture:
-    """Model E of the paper's Table 3: two convolutions 5×5, one 4×4 with stride 4, then one hidden layer."""
+    """Return model E of the paper's Table 3: two convolutions 5×5, one 4×4 with stride 4, then one hidden layer."""
     wide = {"kernel_size": 5, "stride": 1, "padding": 1}
     flat = 8 * ((input_shape[1] - 4) // 4) * ((input_shape[2] - 4) // 4)
     return [

@@ -1,4 +1,4 @@
-"""Model files. Reading never executes a pickle; a file is written whole or not at all."""
+"""Read and write model files. Reading never executes a pickle; a file is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load(
     *,
     device: torch.device | str = "cpu",
 ) -> Network:
-    """A network from a file.
+    """Load a network from a file.
 
     Args:
         path: `.onnx`; `.safetensors` with its architecture (see `save`); `.npz` with its entry in an `index.json`
@@ -60,7 +60,7 @@ def load(
 
 
 def load_module(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> ModelFile:
-    """As `load`, but returns the module and what its file says about it."""
+    """Load the module instead of a network, with what its file says about it."""
     text = os.fspath(path)
     suffix = Path(text).suffix
     if suffix in _READERS:
@@ -75,6 +75,7 @@ def load_module(path: str | os.PathLike[str], weights: str | os.PathLike[str] | 
 
 
 def _refuse_weights(text: str, weights: str | os.PathLike[str] | None) -> None:
+    """Refuse separate weights for a file that holds its own."""
     if weights is not None:
         raise PolycertError(f"--weights goes with a factory; {text!r} carries its own")
 
@@ -95,7 +96,7 @@ def save(module: nn.Module, path: str | os.PathLike[str], architecture: Architec
 
 
 def _ordered(content: bytes) -> bytes:
-    """The bytes of a `.safetensors` file with the keys of its header sorted: the library's order is random."""
+    """Return the bytes of a `.safetensors` file with the keys of its header sorted: the library's order is random."""
     length = int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8 : 8 + length]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
@@ -130,7 +131,7 @@ def _from_npz(path: Path) -> ModelFile:
 
 
 def _described(architecture: Any, input_shape: Any, weights: Weights, path: Path) -> ModelFile:
-    """The module of an architecture with these weights.
+    """Return the module of an architecture with these weights.
 
     It is built without memory first, and with memory only if the weights fit, as these are no larger than their file.
     """
@@ -157,7 +158,7 @@ def _check_fit(module: nn.Module, weights: Weights) -> None:
 
 
 def _index_entry(path: Path) -> dict[str, Any]:
-    """The model's entry in the nearest `index.json` above it."""
+    """Return the model's entry in the nearest `index.json` above it."""
     for folder in path.resolve().parents:
         index = folder / "index.json"
         if not index.is_file():
@@ -201,7 +202,7 @@ def _from_factory(text: str, weights: str | os.PathLike[str] | None) -> ModelFil
 
 
 def read_weights(path: Path) -> Weights:
-    """The state dict in a `.safetensors`, `.npz` or `.pt` file."""
+    """Return the state dict in a `.safetensors`, `.npz` or `.pt` file."""
     if path.suffix == ".safetensors":
         return _read_safetensors(path)[0]
     if path.suffix == ".npz":
@@ -225,6 +226,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def _plain(tensor: Tensor) -> bool:
+    """Whether a tensor is dense, on the CPU and not quantised."""
     return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
 
 
@@ -253,12 +255,12 @@ def _read_npz(path: Path) -> Weights:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """The array in this machine's byte order."""
+    """Return the array in this machine's byte order."""
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:
-    """The module with the weights, in the weights' floating-point type and in evaluation mode."""
+    """Return the module with the weights, in the weights' floating-point type and in evaluation mode."""
     kinds = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point() or tensor.is_complex()}
     if not kinds <= {torch.float32, torch.float64}:
         names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))

@@ -22,8 +22,8 @@ class Certificates(SampleRecords):
         label: the class that was checked.
         prediction: the model's own class.
         margin: a lower bound of the worst margin over the whole ball.
-        certified: the whole ball is proved.
-        radius: every point of the box nearer than this keeps the label; 0 where nothing is proved.
+        certified: whether the whole ball is proved.
+        radius: every point of the box that is nearer than this keeps the label; 0 where nothing is proved.
         nearest: the other class whose border is nearest (by distance, or by margin where the ball is proved).
         dtype: floating-point type in which the sample was decided.
         seconds: time per sample of its batch.
@@ -52,10 +52,11 @@ class Certificates(SampleRecords):
 
     @property
     def status(self) -> tuple[str, ...]:
-        """`certified`, `partial`, `unproved` or `misclassified`, for each sample."""
+        """The status of each sample: `certified`, `partial`, `unproved` or `misclassified`."""
         return tuple(self._status(k) for k in range(len(self)))
 
     def _status(self, k: int) -> str:
+        """Return the status of sample k."""
         if bool(self.certified[k]):
             return "certified"
         if int(self.prediction[k]) != int(self.label[k]):
@@ -63,7 +64,7 @@ class Certificates(SampleRecords):
         return "partial" if float(self.radius[k]) > 0 else "unproved"
 
     def summary(self) -> dict[str, float]:
-        """Clean error, certified robust error (per cent) and the average certified bound."""
+        """Return `n`, the clean error `CTE` and certified error `CRE` in per cent, and the mean radius `ACB`."""
         count = max(len(self), 1)
         return {
             "n": float(len(self)),
@@ -82,7 +83,7 @@ class Radii(SampleRecords):
         label: the class that was checked.
         prediction: the model's own class.
         radius: the certified end of the bracket, float64.
-        failed: the smallest eps that was tried and not certified whole; the upper end if all were.
+        failed: the smallest eps that was tried and whose ball was not certified; the upper end if all were certified.
         evaluations: how often bounds were computed.
         norm, box, method, relaxation, rigorous, strategy, upper, tolerance: what was asked.
         network, version: as in `Provenance`.
@@ -113,7 +114,8 @@ class Bounds(Provenance):
         lower, upper: `[n, *outputs]`, or `[n, rows]`.
         eps: radius of each sample's ball.
         norm, box, method, relaxation, rigorous: what was asked.
-        network: only of rigorous bounds; others may be a step of a training. version: as in `Provenance`.
+        network: as in `Provenance`; None unless the bounds are rigorous, since others may belong to a training step.
+        version: as in `Provenance`.
     """
 
     ASKED: ClassVar[tuple[str, ...]] = ("method", "relaxation", "rigorous")
@@ -135,7 +137,7 @@ class Bounds(Provenance):
         return (self.lower, self.upper)[side]
 
     def rows(self) -> pd.DataFrame:
-        """One row for each sample and output."""
+        """Return a frame with one row for each sample and output."""
         lower, upper = (end.detach().cpu().double().flatten(1) for end in self)
         index, output = torch.meshgrid(*map(torch.arange, lower.shape), indexing="ij")
         eps = self.eps.cpu()[:, None].expand_as(lower)

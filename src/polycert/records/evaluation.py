@@ -33,22 +33,30 @@ MEASURED = [
     "evaluations_envelope",
     "evaluations_root",
 ]
-ORIGIN = ["norm", "eps", "box", "rigorous", "network", "version"]  # of the record, on every line of the samples
+ORIGIN = [
+    "norm",
+    "eps",
+    "box",
+    "rigorous",
+    "network",
+    "version",
+]  # facts of the record that every line of the samples repeats
 COLUMNS = [*MEASURED, *ORIGIN]
 _FLAT_LIST = re.compile(r"\[[^\[\]{}\"]*\]")
-EXAMPLES = 24  # of the samples with the smallest and with the largest certified radius, each
+EXAMPLES = 24  # samples with the smallest certified radius that are kept, and as many with the largest
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What `evaluate` found.
+    """The result of `evaluate`.
 
     Attributes:
         record: the row, one JSON object; see the page on evaluation for its keys.
         columns: what was measured on each sample, arrays `[n]`.
         inputs: the samples `[n, *shape]`.
-        points: the nearest counterexample of each sample `[n, *shape]`, NaN where none was found; None if not asked.
-        resumed: how many measured `samples` and `exact verdicts` were taken over from an earlier run, where any were.
+        points: the nearest counterexample of each sample `[n, *shape]`, NaN where none was found; None if none was
+            searched for.
+        resumed: how many measured `samples` and `exact verdicts` were taken over from an earlier run.
     """
 
     record: dict[str, Any]
@@ -58,7 +66,7 @@ class Evaluation:
     resumed: Mapping[str, int] = field(default_factory=dict)
 
     def to_frame(self) -> pd.DataFrame:
-        """One line for each sample, with what the record says about its origin."""
+        """Return a frame with one line for each sample, which repeats what the record says about its origin."""
         frame = pd.DataFrame({name: self.columns[name] for name in MEASURED if name in self.columns})
         for name in (name for name in frame.columns if name.startswith("evaluations_")):
             frame[name] = frame[name].astype("Int64")  # missing where the sample was not searched
@@ -69,9 +77,10 @@ class Evaluation:
         return frame.assign(status=pd.Series(status, index=frame.index, dtype="object"), **origin)[COLUMNS]
 
     def examples(self) -> dict[str, np.ndarray]:
-        """The samples with the smallest and with the largest certified radius; where those tie, in their order.
+        """Return `index`, `input` and `counterexample` of samples with the smallest and the largest certified radius.
 
-        Misclassified samples, whose radius is 0, only fill up: they would be all there is to see.
+        Samples with the same radius keep their order. Misclassified samples have radius 0 and would crowd out all
+        others, so they only fill up what is left.
         """
         largest, right = self.columns["largest"], self.columns["prediction"] == self.columns["label"]
         order = np.argsort(largest, kind="stable")[: int((~np.isnan(largest)).sum())]  # NaN sorts last
@@ -83,7 +92,7 @@ class Evaluation:
         return {"index": self.columns["index"][chosen], "input": inputs, "counterexample": found}
 
     def save(self, path: str | Path) -> None:
-        """Write the record, and the samples if their counterexamples were asked for; each file whole or not at all."""
+        """Write the record, and the samples if counterexamples were searched for; each file whole or not at all."""
         target = check_record(path)
         if self.points is not None:
             save_frame(self.to_frame(), beside(target, "samples.parquet"))
@@ -92,12 +101,12 @@ class Evaluation:
                 np.savez_compressed(
                     file, index=found["index"], input=found["input"], counterexample=found["counterexample"]
                 )
-        with whole_file(target) as name:  # last: where there is a record, all of it is there
+        with whole_file(target) as name:  # written last: where there is a record, its other files are there
             name.write_text(record_text(self.record), encoding="utf-8")
 
 
 def check_record(path: str | Path) -> Path:
-    """A path that a record can be written to, or a clear error before any work is done."""
+    """Return the path; raises `PolycertError` if no record can be written to it."""
     target = check_output(path)
     if target.suffix != ".json":
         raise PolycertError(f"an evaluation is one record: its file must end in .json, got {target.name!r}")
@@ -105,11 +114,11 @@ def check_record(path: str | Path) -> Path:
 
 
 def beside(path: Path, ending: str) -> Path:
-    """A file of the same evaluation."""
+    """Return the path of another file of the same evaluation, `NAME.ending` beside `NAME.json`."""
     return path.with_name(f"{path.stem}.{ending}")
 
 
 def record_text(record: Mapping[str, Any]) -> str:
-    """A record as JSON, lists of numbers on one line."""
+    """Return a record as JSON with each list of numbers on one line."""
     text = json.dumps(finite(record), indent=1)
     return _FLAT_LIST.sub(lambda found: " ".join(found[0].split()), text) + "\n"

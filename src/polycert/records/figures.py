@@ -14,7 +14,7 @@ import numpy as np
 
 Columns = Mapping[str, np.ndarray]  # what was measured on each sample, `[n]` each
 Pair = tuple[float, float]
-Values = Callable[[Columns, float], np.ndarray]  # of eps and the columns: what a figure sums up
+Values = Callable[[Columns, float], np.ndarray]  # from the columns and eps to the values that a figure sums up
 STATUSES = ROBUST, FALSIFIED, UNKNOWN = "robust", "falsified", "unknown"  # of exact verdicts
 PROOFS = {"Lin": "certified", "CROWN": "certified_crown", "IBP": "certified_ibp"}  # columns of what bounds prove
 SEARCHES = ("bisection", "envelope", "root")  # strategies, with a column `evaluations_…` each
@@ -31,18 +31,21 @@ class Estimate(NamedTuple):
 
 
 def wilson(count: int, total: int) -> Pair:
-    """Of an error in per cent, `count` failures among `total` samples (Wilson 1927); sensible at 0 and 100 % too."""
+    """Return the 95 % interval of an error in per cent, with `count` failures among `total` samples (Wilson 1927).
+
+    Unlike the normal approximation, it has a positive width at 0 and 100 % too.
+    """
     share, square = count / total, Z * Z / total
     middle = (share + square / 2) / (1 + square)
     half = Z * math.sqrt((share * (1 - share) + square / 4) / total) / (1 + square)
-    # At the ends the formula is exact but for rounding.
+    # At 0 and 100 % the formula gives the end itself, but for rounding.
     low = 0.0 if count == 0 else middle - half
     high = 1.0 if count == total else middle + half
     return 100 * low, 100 * high
 
 
 def normal(values: np.ndarray) -> Pair:
-    """Of the mean of values that are not negative, by the normal distribution; no wider than they allow."""
+    """Return the 95 % interval of the mean of values that are not negative, by the normal distribution."""
     mean = float(values.mean())
     half = Z * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
     return max(mean - half, 0.0), mean + half
@@ -59,14 +62,17 @@ def _mean(values: np.ndarray) -> Estimate:
 
 
 def _exact(status: np.ndarray) -> Estimate:
-    """The robust error is at least what is falsified and at most what is not proved; the interval covers both."""
+    """Return `[lower, upper]`: the error is at least what is falsified and at most what is not proved.
+
+    The interval covers both ends.
+    """
     total = len(status)
     low, high = int((status == FALSIFIED).sum()), int((status != ROBUST).sum())
     return Estimate([100 * low / total, 100 * high / total], (wilson(low, total)[0], wilson(high, total)[1]), total)
 
 
 class Kind(NamedTuple):
-    """How figures are counted: the sign of their unit, decimals in tables, and the estimate from samples' values."""
+    """How a figure is estimated and printed: the sign of its unit, decimals in tables, and the estimate from values."""
 
     sign: str
     digits: int
@@ -79,12 +85,12 @@ RADIUS, EVALUATIONS, UNITS = Kind("", 4, _mean), Kind("", 2, _mean), Kind("", 1,
 
 
 class Group(NamedTuple):
-    """Figures that tell the same, found in different ways.
+    """Figures of the same quantity, measured in different ways.
 
     Attributes:
-        words: what they tell, for people.
-        kind: how they are counted.
-        part: the part of an evaluation that may cover fewer samples, as in a record's `limits`.
+        words: the quantity in words.
+        kind: how its figures are estimated and printed.
+        part: the part of an evaluation that measures it, if that may cover fewer samples (a record's `limits`).
     """
 
     words: str
@@ -108,10 +114,10 @@ class Figure:
     Attributes:
         key: its name in records.
         about: its meaning.
-        group: what it tells.
-        values: from the samples' columns and eps, the values that it sums up; empty where it was not measured.
-        short: whether it stands in tables with little room.
-        name: its heading where that is not the key.
+        group: the quantity that it measures.
+        values: returns the values that it sums up, from the samples' columns and eps; none where it was not measured.
+        short: whether tables with little room show it.
+        name: its heading, if that is not the key.
     """
 
     key: str
@@ -123,22 +129,22 @@ class Figure:
 
     @property
     def title(self) -> str:
-        """Its heading in tables."""
+        """The figure's heading in tables."""
         return self.name or self.key.replace("_", " ")
 
     @property
     def meaning(self) -> str:
-        """With its unit."""
+        """The figure's meaning with its unit."""
         kind = self.group.kind
         return self.about + (f", {kind.sign}" if kind.sign else "") + (" [lower, upper]" if kind.pair else "")
 
     @property
     def form(self) -> str:
-        """How tables print it, for `str.format`."""
+        """The format in which tables print the figure, for `str.format`."""
         return f"{{:.{self.group.kind.digits}f}}"
 
     def estimate(self, columns: Columns, eps: float) -> Estimate | None:
-        """What the samples give; None where it was not measured."""
+        """Return the estimate from the samples' columns, or None where the figure was not measured."""
         values = self.values(columns, eps)
         return self.group.kind.estimate(values) if len(values) else None
 
@@ -156,7 +162,7 @@ def _all_or_nothing(name: str) -> Values:
 
 
 def _evaluations(name: str) -> Values:
-    """A misclassified sample needs no search: the paper's counts leave it out."""
+    """Return the evaluations of the searched samples; the paper leaves out misclassified ones, which need none."""
     return lambda columns, eps: columns[f"evaluations_{name}"][searched(columns) & ~_wrong(columns, eps)]
 
 
@@ -174,7 +180,7 @@ def _largest(columns: Columns, _: float) -> np.ndarray:
 
 
 def searched(columns: Columns) -> np.ndarray:
-    """Whose largest radius was searched, `[n]`."""
+    """Return whether the largest radius of each sample was searched, `[n]`."""
     return np.asarray(~np.isnan(columns["largest"]))
 
 
@@ -202,5 +208,5 @@ FIGURES = {
 
 
 def of(*groups: Group) -> list[Figure]:
-    """The figures of some groups, group by group."""
+    """Return the figures of some groups, group by group."""
     return [figure for group in groups for figure in FIGURES.values() if figure.group == group]

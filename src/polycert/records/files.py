@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and frames as `.csv`, `.json` or `.parquet`."""
+"""Files that are written whole or not at all, frames as `.csv`, `.json` or `.parquet`, and JSON that is read back."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from typing import Any
 import pandas as pd
 
 from polycert.errors import PolycertError
+from polycert.runtime.limits import parse_json, read_text
 
 
 def _write_json(frame: pd.DataFrame, path: Path) -> None:
-    # Numbers as Python prints them, which reads back exactly: a radius must never be rounded up.
+    """Write a frame as a list of objects, one for each row."""
+    # Numbers are written as Python prints them and read back exactly: a radius must never be rounded up.
     rows = frame.to_dict(orient="records")
     path.write_text(json.dumps(finite(rows), indent=1) + "\n", encoding="utf-8")
 
 
 def finite(value: Any) -> Any:
-    """The same without NaN and infinities, which JSON lacks: they become null."""
+    """Return the value with NaN and infinities, which JSON lacks, replaced by None."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -39,7 +41,7 @@ WRITERS: dict[str, Callable[[pd.DataFrame, Path], None]] = {
 
 
 def check_output(path: str | os.PathLike[str]) -> Path:
-    """A path that `save_frame` can write, or a clear error before any work is done."""
+    """Return the path; raises `PolycertError` if `save_frame` cannot write it."""
     target = Path(path)
     if target.suffix not in WRITERS:
         raise PolycertError(f"cannot write {target.name!r}: the name must end in {', '.join(WRITERS)}")
@@ -47,7 +49,7 @@ def check_output(path: str | os.PathLike[str]) -> Path:
 
 
 def check_place(target: Path) -> Path:
-    """A path in a folder that is there, and not a folder itself, or a clear error."""
+    """Return the path; raises `PolycertError` if it is a folder, or if its folder is missing."""
     if target.is_dir():
         raise PolycertError(f"cannot write {str(target)!r}: it is a folder")
     if not target.resolve().parent.is_dir():
@@ -56,7 +58,7 @@ def check_place(target: Path) -> Path:
 
 
 def save_frame(frame: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write records under a temporary name in the same folder, then rename."""
+    """Write a frame, whole or not at all, in the format of the path's ending."""
     target = check_output(path)
     with whole_file(target) as name:
         WRITERS[target.suffix](frame, name)
@@ -64,7 +66,7 @@ def save_frame(frame: pd.DataFrame, path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """A temporary name beside `target` that takes its place when all is written, and vanishes on failure."""
+    """Yield a temporary path beside `target`. The file replaces `target` at the end, and vanishes on failure."""
     handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.stem}-", suffix=target.suffix)
     os.close(handle)
     try:
@@ -76,7 +78,30 @@ def whole_file(target: Path) -> Iterator[Path]:
         raise
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; raises `PolycertError` if the file holds anything else."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise PolycertError(
+            f"{str(path)!r} must hold one JSON object, got {type(found).__name__}: "
+            "write it again with the command that made it"
+        )
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in a JSON file; raises `PolycertError` if the file holds none."""
+    text = read_text(path)
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise PolycertError(
+            f"{str(path)!r} is not JSON ({error}): write it again with the command that made it"
+        ) from None
+
+
 def _umask() -> int:
+    """Return the mask of permissions for new files."""
     current = os.umask(0)
     os.umask(current)
     return current

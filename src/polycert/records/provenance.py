@@ -1,4 +1,4 @@
-"""Records that say themselves how they came about, and the one way from them to frames and files."""
+"""Records that say how they came about, and how they become frames and files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Joined = TypeVar("Joined", bound="SampleRecords")
 
 
 def box_text(low: float | Array | None, high: float | Array | None) -> str:
-    """The box as records write it.
+    """Return the box as records write it.
 
     Examples:
         >>> box_text(0.0, 1.0), box_text(None, [0.5, 1.0])
@@ -31,21 +31,22 @@ def box_text(low: float | Array | None, high: float | Array | None) -> str:
 
 
 def _side_text(side: float | Array | None, unbounded: str) -> str:
+    """Return one side of the box as text."""
     if side is None:
         return unbounded
     least, most = torch.as_tensor(side, dtype=torch.float64).aminmax()
-    return norm_text(float(least)) if least == most else "per feature"  # all digits, as for norms
+    return norm_text(float(least)) if least == most else "per feature"  # with all digits, as norms are
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Provenance(ABC):
-    """Records with what was asked, and by which version of polycert about which network it was answered.
+    """Records that say what was asked, about which network, and which version of polycert answered.
 
     Attributes:
-        norm: of the ball.
-        box: its box as text, such as `[0, 1]`; None where it was not kept.
-        network: SHA-256 of the graph with its weights; None where it was not taken.
-        version: of polycert.
+        norm: the ball's norm.
+        box: the ball's box as text, such as `[0, 1]`; None where it was not kept.
+        network: SHA-256 of the graph with its weights; None where it was not computed.
+        version: the version of polycert.
     """
 
     ASKED: ClassVar[tuple[str, ...]] = ()  # further attributes that are the same for all samples
@@ -57,15 +58,15 @@ class Provenance(ABC):
 
     @abstractmethod
     def rows(self) -> pd.DataFrame:
-        """What was found alone."""
+        """Return a frame of what was found, without how it came about."""
 
     def to_frame(self) -> pd.DataFrame:
-        """What was found, row by row, and in every row how it came about."""
+        """Return a frame of what was found; every row also says how it came about."""
         asked = {name: getattr(self, name) for name in (*self.ASKED, "box", "network", "version")}
         return self.rows().assign(norm=norm_text(self.norm), **asked)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `.csv`, `.json` or `.parquet`, whole or not at all."""
+        """Write a `.csv`, `.json` or `.parquet` file, whole or not at all."""
         save_frame(self.to_frame(), path)
 
 
@@ -85,12 +86,12 @@ class SampleRecords(Provenance):
         return len(self.label)
 
     def rows(self) -> pd.DataFrame:
-        """One row for each sample."""
+        """Return a frame with one row for each sample."""
         return pd.DataFrame({name: _plain(getattr(self, name)) for name in self.COLUMNS})
 
     @classmethod
     def join(cls: type[Joined], parts: Sequence[Joined]) -> Joined:
-        """The records of several batches as one."""
+        """Return the records of several batches as one."""
         if not parts:
             raise PolycertError("there are no samples: give at least one")
         values = {item.name: [getattr(part, item.name) for part in parts] for item in fields(cls)}
@@ -98,7 +99,7 @@ class SampleRecords(Provenance):
 
 
 def _plain(values: Tensor | Sequence[str]) -> Any:
-    """A column of a frame; floating-point numbers in float64."""
+    """Return a column of a frame; floating-point numbers become float64."""
     if not isinstance(values, Tensor):
         return list(values)
     numbers = values.detach().cpu()
@@ -106,7 +107,7 @@ def _plain(values: Tensor | Sequence[str]) -> Any:
 
 
 def _joined(values: list[Any]) -> Any:
-    """Tensors and tuples one after the other; anything else is the same in all parts."""
+    """Return tensors and tuples concatenated; any other value is the same in all parts and returned once."""
     if isinstance(values[0], Tensor):
         return torch.cat(values)
     return sum(values, ()) if isinstance(values[0], tuple) else values[0]

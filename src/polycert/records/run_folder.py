@@ -1,4 +1,4 @@
-"""A run's folder, the only place that names its files; checkpoints in it survive a kill at any moment.
+"""The folder of a training run. Only this module names its files. Checkpoints survive a kill at any moment.
 
 | file | what |
 |---|---|
@@ -9,7 +9,7 @@
 | `metrics.jsonl` | a line per epoch |
 | `evaluation.json` | the record that `polycert evaluate` wrote, with its other files beside it |
 
-`state.json` is replaced last and in one go, so it always names a complete file of tensors.
+`state.json` is replaced last and at once, so it always names a complete file of tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMAT = 2
 
 
 class Checkpoint(NamedTuple):
-    """The state after so many epochs: small facts and tensors."""
+    """The state of a run after an epoch: facts that JSON can hold, and tensors by name."""
 
     facts: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -49,12 +49,12 @@ class RunFolder:
 
     @property
     def samples(self) -> Path:
-        """One line for each sample, beside the record."""
+        """The file with one line for each sample, beside the record."""
         return beside(self.record, "samples.parquet")
 
     @property
     def trained(self) -> bool:
-        """Whether a training has left anything here."""
+        """Whether a training has left files here."""
         return self.recipe.is_file() or self.metrics.is_file()
 
     @property
@@ -63,7 +63,7 @@ class RunFolder:
         return self.state.is_file()
 
     def make(self, recipe: str) -> None:
-        """The folder itself with the recipe in it, without remains of a killed run."""
+        """Make the folder, remove what a killed run left half-written, and write the recipe."""
         if self.path.exists() and not self.path.is_dir():
             raise PolycertError(f"cannot train into {str(self.path)!r}: it is a file; give a folder")
         self._check_foreign(recipe)
@@ -74,7 +74,10 @@ class RunFolder:
         self.write_text(self.recipe, recipe)
 
     def _check_foreign(self, recipe: str) -> None:
-        """Refuse to write over files that no run of this recipe has left; one killed in its first epoch may have."""
+        """Refuse to write over files of anything but a run of this recipe.
+
+        A run that was killed in its first epoch has left its recipe and no checkpoint.
+        """
         own = self.started or (self.recipe.is_file() and self.recipe.read_bytes() == recipe.encode())
         found = [file.name for file in (self.recipe, self.model, self.metrics) if file.exists()]
         if found and not own:
@@ -83,7 +86,7 @@ class RunFolder:
             )
 
     def write(self, epoch: int, checkpoint: Checkpoint) -> None:
-        """Tensors first, then the state that names them; older tensors go last."""
+        """Write the tensors, then the state that names them; remove older tensors last."""
         name = f"checkpoint-{epoch}.safetensors"
         tensors = {key: value.detach().contiguous() for key, value in checkpoint.tensors.items()}
         with whole_file(self.path / name) as part:
@@ -95,7 +98,7 @@ class RunFolder:
                 old.unlink()
 
     def read(self) -> tuple[int, Checkpoint]:
-        """The last finished epoch and its state, or a clear error."""
+        """Return the number of finished epochs and their checkpoint; raises `PolycertError` if none can be read."""
         if not self.started:
             raise PolycertError(f"there is no checkpoint in {str(self.path)!r}: train without --resume first")
         try:
@@ -108,7 +111,7 @@ class RunFolder:
             raise PolycertError(f"the checkpoint in {str(self.path)!r} cannot be read: {error}") from None
 
     def read_recipe(self) -> dict[str, Any]:
-        """The recipe's values as they are written; none without a file."""
+        """Return the recipe's values as they are written, none if there is no file."""
         if not self.recipe.is_file():
             return {}
         try:
@@ -119,28 +122,28 @@ class RunFolder:
             ) from None
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """See `read_metrics`."""
+        """Return one row for each epoch, as the function `read_metrics` does."""
         return read_metrics(self.metrics)
 
     def cut_metrics(self, epochs: int) -> None:
-        """Forget lines of epochs that will be run again."""
+        """Keep the metrics of the first `epochs`; the others will be run again."""
         if self.metrics.is_file():
             kept = [row for row in self.read_metrics() if row["epoch"] <= epochs]
             self.write_text(self.metrics, "".join(f"{json.dumps(row)}\n" for row in kept))
 
     def add_metrics(self, row: dict[str, Any]) -> None:
-        """One line more."""
+        """Append the metrics of an epoch."""
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def write_text(self, target: Path, text: str) -> None:
-        """A whole file or none."""
+        """Write a text file, whole or not at all."""
         with whole_file(target) as part:
             part.write_text(text, encoding="utf-8")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """One row per epoch, none without a file; a last line that a kill cut short does not count."""
+    """Return one row for each epoch, none if there is no file. A last line that a kill cut short does not count."""
     lines = read_text(path).splitlines() if path.is_file() else []
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about evaluated models, made of their records."""
+"""One self-contained HTML page about models, made of their records."""
 
 from polycert.report.page import write_report
 

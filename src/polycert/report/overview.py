@@ -1,4 +1,4 @@
-"""What runs come to: for each a headline, cards and shares of samples; for all of them the table of records."""
+"""Summaries of runs: a headline, cards and shares of samples for each, and the table of all records."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CARDS = (figures.CLEAN, figures.ATTACKED, figures.CERTIFIED, figures.EXACT, figu
 
 
 def shares(run: ReportedModel) -> dict[str, float] | None:
-    """Per cent of samples that are proved, wrong, broken by an attack, and open; None where too little is known."""
+    """Return the per cent of samples that are proved, open, broken by an attack, and wrong; None if unknown."""
     found = _shares_of_samples(run.samples) if run.samples is not None else _shares_of_record(run.record)
     if found is None:
         return None
@@ -57,6 +57,7 @@ def shares(run: ReportedModel) -> dict[str, float] | None:
 
 
 def _shares_of_samples(frame: pd.DataFrame) -> tuple[float, float, float] | None:
+    """Return the per cent of samples that are proved, wrong, and wrong or broken, from the file of samples."""
     ways = [flag(frame, name) for name in figures.PROOFS.values() if name in frame]
     if not ways:
         return None
@@ -69,6 +70,7 @@ def _shares_of_samples(frame: pd.DataFrame) -> tuple[float, float, float] | None
 
 
 def _shares_of_record(record: Record) -> tuple[float, float, float] | None:
+    """Return the same from the figures of a record."""
     exact: Any = record.get("CRE_exact")
     fewer = (record.get("limits") or {}).get("exact", record["n"]) < record["n"] if record else False
     lower, upper = (0.0, None) if fewer or not is_pair(exact) else exact
@@ -83,15 +85,16 @@ def _shares_of_record(record: Record) -> tuple[float, float, float] | None:
 
 
 def _values(record: Record, group: Group) -> list[Any]:
+    """Return the values of the figures of a group, None where the record lacks one."""
     return [record.get(figure.key) for figure in figures.of(group)]
 
 
 def headline(run: ReportedModel, parts: Mapping[str, float] | None) -> str:
-    """The result in a sentence or two."""
+    """Return the result in a sentence or two."""
     if parts is None:
         return "This model has not been evaluated yet: only its training is shown."
     ball = f"of up to {eps_text(run.fact('eps'))} (l_{run.fact('norm')})"
-    share = math.floor(10 * parts["proved"] + 1e-6) / 10  # 100 % only if it is all of them
+    share = math.floor(10 * parts["proved"] + 1e-6) / 10  # rounded down, so that 100 % means all
     text = f"{share:.1f} % of {run.record['n']:,} samples are proved: no change {ball} alters their class. "
     if run.record.get("rigorous") is False:
         text = (
@@ -103,7 +106,7 @@ def headline(run: ReportedModel, parts: Mapping[str, float] | None) -> str:
 
 
 def cards(run: ReportedModel) -> list[dict[str, str]]:
-    """The main figures, each with its 95 % interval or what it is about."""
+    """Return the main figures, each with its 95 % interval or its key."""
     if not run.record:
         return _training_cards(run)
     found = []
@@ -117,7 +120,7 @@ def cards(run: ReportedModel) -> list[dict[str, str]]:
 
 
 def _chosen(record: Record, group: Group) -> Figure | None:
-    """The strongest figure of a group that is known: the last of the attacks, the lowest certified error."""
+    """Return the strongest known figure of a group: the last of the attacks, the lowest certified error."""
     known = [figure for figure in figures.of(group) if is_filled(record.get(figure.key))]
     if group == figures.CERTIFIED:
         return min(known, key=lambda figure: float(record[figure.key]), default=None)
@@ -125,12 +128,13 @@ def _chosen(record: Record, group: Group) -> Figure | None:
 
 
 def _sign(figure: Figure) -> str:
-    """The unit behind a value; an interval is told from one by its brackets."""
+    """Return the unit that follows a value, if it is a single value; brackets mark an interval."""
     kind = figure.group.kind
     return f" {kind.sign}" if kind.sign and not kind.pair else ""
 
 
 def _training_cards(run: ReportedModel) -> list[dict[str, str]]:
+    """Return cards with the validation errors of a model that was not evaluated."""
     last = run.metrics[-1] if run.metrics else {}
     note = f"validation, epoch {last.get('epoch', '?')}"
     return [
@@ -141,14 +145,14 @@ def _training_cards(run: ReportedModel) -> list[dict[str, str]]:
 
 
 def contradictions(frame: pd.DataFrame | None) -> int:
-    """Samples with an adversarial input inside their certified radius: none, if all is right."""
+    """Return the number of samples with a counterexample inside their certified radius, which must be 0."""
     if frame is None or not {"largest", "attack_radius"} <= set(frame):
         return 0
     return int((frame["attack_radius"] < frame["largest"] * (1 - 1e-6)).sum())
 
 
 class ReportCell(NamedTuple):
-    """A cell: its text, the 95 % interval, and the value to sort by."""
+    """A cell: its text, the 95 % interval as text, and the value to sort by."""
 
     text: str
     interval: str
@@ -156,7 +160,7 @@ class ReportCell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A line of the table: the run it belongs to (-1: none to select), its name, a remark, and cells."""
+    """A line of the table: the position of its run, the run's name, a remark, and cells."""
 
     run: int
     name: str
@@ -165,7 +169,10 @@ class Row(NamedTuple):
 
 
 def table(runs: Sequence[ReportedModel]) -> tuple[list[ReportColumn], list[Row]]:
-    """Columns that some record fills, and a row per record; a second one for the clean half of a leaked test set."""
+    """Return the columns that some record fills, and one row for each record.
+
+    A model whose training has seen a part of the test set has a second row for the other part.
+    """
     entries = [(k, run.name, remark, record) for k, run in enumerate(runs) for remark, record in _records(run)]
     columns = [item for item in COLUMNS if any(is_filled(record.get(item.key)) for *_, record in entries)]
     rows = [Row(k, name, remark, [_cell(record, c) for c in columns]) for k, name, remark, record in entries]
@@ -173,6 +180,7 @@ def table(runs: Sequence[ReportedModel]) -> tuple[list[ReportColumn], list[Row]]
 
 
 def _records(run: ReportedModel) -> Iterator[tuple[str, Record]]:
+    """Yield a run's records for the table, each with a remark."""
     if run.record:
         yield "", run.record
     else:
@@ -183,11 +191,12 @@ def _records(run: ReportedModel) -> Iterator[tuple[str, Record]]:
 
 
 def is_filled(value: Any) -> bool:
-    """Whether there is anything to show."""
+    """Return whether there is anything to show."""
     return value is not None and value != ""
 
 
 def _cell(record: Record, column: ReportColumn) -> ReportCell:
+    """Return the cell of a record in a column."""
     value = record.get(column.key)
     intervals = record.get("intervals")
     interval = intervals.get(column.key) if isinstance(intervals, Mapping) else None
@@ -197,16 +206,17 @@ def _cell(record: Record, column: ReportColumn) -> ReportCell:
 
 
 def is_pair(value: Any) -> bool:
-    """Whether it is an interval, `[low, high]`."""
+    """Return whether a value is an interval, `[low, high]`."""
     return isinstance(value, list) and len(value) == 2 and all(isinstance(item, int | float) for item in value)
 
 
 def _sortable(value: Any) -> str:
+    """Return the text by which the page sorts a value; of an interval, its upper end."""
     return str(value[1]) if is_pair(value) else "" if value is None else str(value)
 
 
 def show(value: Any, form: str) -> str:
-    """A figure, or an interval, as the page prints it; a dash where there is none."""
+    """Return a figure or an interval as the page prints it; a dash where there is none."""
     if is_pair(value):
         return "[" + ", ".join(form.format(item) for item in value) + "]"
     if not is_filled(value):

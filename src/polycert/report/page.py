@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, script and data inside, which loads nothing."""
+"""The report's page: one HTML file that holds its style, script and data, and loads nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FACTS = ("dataset", "architecture", "activation", "method", "norm", "eps", "n", 
 
 
 class PagePart(NamedTuple):
-    """A further part of the page, behind a tab of its own: its `id`, title, content and style."""
+    """A further part of the page, with its own tab: its `id`, title, content and style."""
 
     name: str
     title: str
@@ -41,9 +41,9 @@ MakePart = Callable[[Sequence[ReportedModel]], PagePart]
 def write_report(
     paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str], parts: Iterable[MakePart] = ()
 ) -> list[ReportedModel]:
-    """Write the report on records, run folders and folders of either, whole or not at all; returns the runs in it.
+    """Write the report on records, run folders and folders of either; returns the runs in it.
 
-    Each of `parts` makes a further part of the page from the runs.
+    The page is written whole or not at all. Each of `parts` makes a further part of the page from the runs.
     """
     target = check_page(out)
     runs = gather(Path(path) for path in paths)
@@ -54,7 +54,7 @@ def write_report(
 
 
 def check_page(out: str | os.PathLike[str]) -> Path:
-    """A path to which a page can be written, or a clear error before any work is done."""
+    """Return the path; raises `PolycertError` if no page can be written to it."""
     target = Path(out)
     if target.suffix not in (".html", ".htm"):
         raise PolycertError(f"a report is an HTML page: the name must end in .html, got {target.name!r}")
@@ -62,7 +62,7 @@ def check_page(out: str | os.PathLike[str]) -> Path:
 
 
 def render(runs: list[ReportedModel], parts: Sequence[PagePart] = ()) -> str:
-    """The page as text."""
+    """Return the page as text."""
     from polycert import __version__
 
     style = "\n".join([_asset("page.css"), *(part.style for part in parts)])
@@ -88,13 +88,13 @@ def render(runs: list[ReportedModel], parts: Sequence[PagePart] = ()) -> str:
 
 
 def _titles(runs: list[ReportedModel]) -> list[str]:
-    """Names to choose from; with the path where several have the same."""
+    """Return a title for each run: its name, with the path where several runs have the same name."""
     names = [run.name for run in runs]
     return [run.name if names.count(run.name) == 1 else f"{run.name} ({run.path})" for run in runs]
 
 
 def model(run: ReportedModel) -> dict[str, Any]:
-    """What the page's script needs of a run."""
+    """Return what the page's script needs to know of a run, as JSON can hold it."""
     parts = shares(run)
     found = {} if run.examples is None or run.samples is None else pictures(run.examples, run.samples)
     facts = {key: run.fact(key) for key in FACTS}
@@ -119,17 +119,18 @@ def model(run: ReportedModel) -> dict[str, Any]:
 
 
 def _curves(run: ReportedModel) -> dict[str, list[Any]]:
-    """Columns of the training's metrics, to five digits."""
+    """Return the columns of the training's metrics, to five digits; none without epochs."""
     names = [name for name in CURVES if any(isinstance(row.get(name), int | float) for row in run.metrics)]
     return {name: [_short(row.get(name)) for row in run.metrics] for name in names} if "epoch" in names else {}
 
 
 def _short(value: Any) -> Any:
+    """Return a number to five digits; None for anything else."""
     return float(f"{value:.5g}") if isinstance(value, float) else value if isinstance(value, int) else None
 
 
 def _missing(run: ReportedModel, drawn: bool) -> dict[str, str]:
-    """Sentences for the parts that cannot be shown, each with the command that makes them."""
+    """Return a sentence for each part that cannot be shown, with the command that makes it."""
     again = f"polycert evaluate MODEL … --samples --out {_record_path(run)}"
     found: dict[str, str] = {}
     if run.samples is None:
@@ -148,13 +149,15 @@ def _missing(run: ReportedModel, drawn: bool) -> dict[str, str]:
 
 
 def _record_path(run: ReportedModel) -> Path:
+    """Return the path of the record of a run, which need not exist."""
     return run.path if run.record else RunFolder(run.path).record
 
 
 def _asset(name: str) -> str:
+    """Return the text of a file of the page."""
     return (resources.files("polycert.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
-    """What a Content-Security-Policy calls an inline part it allows."""
+    """Return the hash by which a Content-Security-Policy allows an inline style or script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

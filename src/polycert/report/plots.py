@@ -1,4 +1,4 @@
-"""Pictures of certified radii, with matplotlib and no display."""
+"""Pictures of certified radii, drawn by matplotlib without a display."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from polycert.sets.ball import Ball
 
 STYLE: Any = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}
 PEC_COLOUR, LIN_COLOUR, BAD_COLOUR, THIRD_COLOUR = "#1b6ca8", "#d1495b", "#d1495b", "#b8860b"
-# Nothing that changes from run to run goes into a file.
+# The files hold no metadata that change from run to run.
 _METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 
 
 class Phases(NamedTuple):
-    """Of one sample: radii of balls, what is certified of each, and whether that is the whole ball; `[points]`."""
+    """The phases of one sample, `[points]` each: eps of balls, certified radii, whether the whole ball is certified."""
 
     eps: np.ndarray
     radius: np.ndarray
@@ -32,7 +32,7 @@ class Phases(NamedTuple):
 
 
 def phases(network: Network, sample: Tensor, label: int, *, upper: float, points: int = 81) -> Phases:
-    """Certify one sample (l_inf, box [0, 1]) for balls of growing size."""
+    """Certify one sample (l_inf, box [0, 1]) in balls of growing size."""
     eps = np.linspace(0, upper, points)
     x = sample.unsqueeze(0).expand(points, *sample.shape)
     certs = certify(network, x, torch.full((points,), label), Ball(eps=torch.tensor(eps), low=0.0, high=1.0))
@@ -40,18 +40,18 @@ def phases(network: Network, sample: Tensor, label: int, *, upper: float, points
 
 
 def two_phases(network: Network, sample: Tensor, label: int, path: Path, *, upper: float, points: int = 81) -> None:
-    """Certified radius against eps for one sample (Figure 1), as a file."""
+    """Draw the certified radius of one sample against eps (Figure 1), and write the picture."""
     save(draw_phases(phases(network, sample, label, upper=upper, points=points)), path)
 
 
 def draw_phases(found: Phases) -> Figure:
-    """Certified radius against eps (Figure 1): all or nothing by Fast-Lin, partial credit by PEC."""
+    """Draw the certified radius against eps (Figure 1): all or nothing by Fast-Lin, and in part by PEC."""
     eps, radius = found.eps, found.radius
     whole = np.where(found.certified, eps, 0.0)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
         axes = figure.add_subplot()
-        near = eps[eps <= 1.2 * max(radius.max(), 1e-3)]  # short of the legend
+        near = eps[eps <= 1.2 * max(radius.max(), 1e-3)]  # ends below the legend
         axes.plot(near, near, color="0.7", linewidth=1, linestyle="--", label="eps itself")
         axes.plot(eps, radius, color=PEC_COLOUR, linewidth=2.2, label="PEC (the envelope)")
         axes.plot(
@@ -87,7 +87,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def digits(images: Tensor, radius: Tensor, path: Path, *, target: float, columns: int = 10) -> None:
-    """A grid of images, each with its certified radius; those below the target are marked by colour and a cross."""
+    """Draw a grid of images with their certified radii, and write it; a cross marks radii below the target."""
     rows = math.ceil(len(images) / columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(columns * 0.85, rows * 1.05), layout="constrained")

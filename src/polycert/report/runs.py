@@ -1,4 +1,4 @@
-"""What a report is made of: records, the files beside them, and the folders of trained models."""
+"""The input of a report: records, the files beside them, and the folders of trained models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pandas.api.types import is_numeric_dtype
 
 from polycert.errors import PolycertError
 from polycert.records.evaluation import beside
-from polycert.records.files import finite
+from polycert.records.files import finite, read_json
 from polycert.records.run_folder import RunFolder
-from polycert.runtime.limits import ENTRIES, parse_json, read_arrays, read_text
+from polycert.runtime.limits import ENTRIES, read_arrays
 
 Record = Mapping[str, Any]
 FloatArray = npt.NDArray[np.float32]
@@ -36,7 +36,7 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class ReportedModel:
-    """A model with all that is known about it.
+    """A model with all that its files say about it.
 
     Attributes:
         name: what the page calls it.
@@ -58,16 +58,16 @@ class ReportedModel:
 
     @property
     def about_model(self) -> bool:
-        """Whether there is more than single measurements for the claims, such as those of benchmarks/claims.py."""
+        """Whether it was trained or evaluated; a record of benchmarks/claims.py alone only serves the claims."""
         return "CTE" in self.record or self.samples is not None or bool(self.metrics) or bool(self.recipe)
 
     def fact(self, key: str) -> Any:
-        """A value of the record, else of the recipe; None where neither has it."""
+        """Return a value of the record, or else of the recipe; None if neither has it."""
         return self.record.get(key, self.recipe.get("target" if key == "eps" else key))
 
 
 def gather(paths: Iterable[Path]) -> list[ReportedModel]:
-    """The runs that `paths` (records, run folders, folders of either) hold, each once, in the order given."""
+    """Return the runs in `paths` (records, run folders, folders of either), each once, in the order given."""
     found: dict[Path, ReportedModel] = {}
     for path in paths:
         if not path.exists():
@@ -86,9 +86,10 @@ def gather(paths: Iterable[Path]) -> list[ReportedModel]:
 
 
 def _of_file(path: Path) -> Iterator[ReportedModel]:
+    """Yield the run of a record; raises `PolycertError` if the file is no record."""
     if path.suffix != ".json":
         raise PolycertError(f"records are .json files, got {path.name!r}: give the one that `polycert evaluate` wrote")
-    content = _read_json(path)
+    content = read_json(path)
     if not _is_record(content):
         raise PolycertError(
             f"{str(path)!r} is not a record: it must be one object with {', '.join(RECORD_KEYS)} "
@@ -98,7 +99,7 @@ def _of_file(path: Path) -> Iterator[ReportedModel]:
 
 
 def _of_folder(folder: Path) -> Iterator[ReportedModel]:
-    """The runs of a folder and of those below it."""
+    """Yield the runs of a folder and of the folders below it."""
     run = RunFolder(folder)
     if run.trained:
         yield from _of_training(run)
@@ -108,14 +109,14 @@ def _of_folder(folder: Path) -> Iterator[ReportedModel]:
             continue
         if path.is_dir():
             yield from _of_folder(path)
-        elif path.suffix == ".json" and _is_record(content := _read_json(path)):
+        elif path.suffix == ".json" and _is_record(content := read_json(path)):
             yield _with_files(path, finite(content))
 
 
 def _of_training(run: RunFolder) -> Iterator[ReportedModel]:
-    """One run per record of the folder; the training alone if it has none."""
+    """Yield one run for each record of a training's folder, or the training alone if it has no record."""
     recipe, metrics = run.read_recipe(), finite(run.read_metrics())
-    records = [(path, content) for path in sorted(run.path.glob("*.json")) if _is_record(content := _read_json(path))]
+    records = [(path, content) for path in sorted(run.path.glob("*.json")) if _is_record(content := read_json(path))]
     if not records:
         yield ReportedModel(name=run.path.resolve().name, path=run.path, metrics=metrics, recipe=recipe)
     for path, content in records:
@@ -125,6 +126,7 @@ def _of_training(run: RunFolder) -> Iterator[ReportedModel]:
 def _with_files(
     path: Path, record: Record, metrics: Sequence[Record] = (), recipe: Record | None = None
 ) -> ReportedModel:
+    """Return a record with the files beside it."""
     training = record.get("training")
     own = training.get("metrics", ()) if isinstance(training, Mapping) else ()
     return ReportedModel(
@@ -139,20 +141,14 @@ def _with_files(
 
 
 def _is_record(content: Any) -> bool:
+    """Return whether a JSON value is a record of `polycert evaluate`."""
     if not isinstance(content, dict) or not all(key in content for key in RECORD_KEYS):
         return False
     return isinstance(content["eps"], int | float) and isinstance(content["n"], int)
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return parse_json(read_text(path))
-    except ValueError as error:
-        raise PolycertError(f"{str(path)!r} is not JSON ({error}): write it again") from error
-
-
 def read_samples(path: Path) -> pd.DataFrame | None:
-    """The file with one line per sample, checked; None if there is none."""
+    """Return the file with one line for each sample; None if there is none. Raises `PolycertError` if it is damaged."""
     if not path.is_file():
         return None
     try:
@@ -172,12 +168,12 @@ def read_samples(path: Path) -> pd.DataFrame | None:
 
 
 def flag(frame: pd.DataFrame, name: str) -> pd.Series[bool]:
-    """A column of yes and no; what is not known counts as no."""
+    """Return a column as bool; values that are missing count as False."""
     return pd.to_numeric(frame[name], errors="coerce").astype("float64").eq(1.0)
 
 
 def read_examples(path: Path) -> Examples | None:
-    """The file with samples as arrays, checked; None if there is none."""
+    """Return the file with samples as arrays; None if there is none. Raises `PolycertError` if it is damaged."""
     if not path.is_file():
         return None
     try:

@@ -1,8 +1,8 @@
-"""Samples for the page: their columns as short text, and pictures of the hardest and the easiest.
+"""Samples on the page: their columns as short text, and pictures of the hardest and the easiest.
 
-A figure on the page is the stored one cut to a decimal, never rounded in favour of a proof: radii and margins are cut
-downwards. The radii of attacks prove nothing by themselves and are rounded to the nearest. Columns are decimal steps in
-8, 16 or 32 bits, in base64.
+The page shows stored numbers cut to decimals, and never rounded in favour of a proof: radii and margins are rounded
+down. The radii of attacks prove nothing by themselves and are rounded to the nearest. A column is packed as whole
+decimal steps of 8, 16 or 32 bits, in base64.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from PIL import Image
 from polycert.records.figures import STATUSES
 from polycert.report.runs import Examples
 
-MOST = 12  # pictures on each side
+MOST = 12  # pictures of the hardest, and as many of the easiest
 DETAILS = ("label", "prediction", "nearest", "largest", "attack_radius")
 MOST_DIGITS = 6
 WIDTHS: tuple[tuple[int, str], ...] = ((8, "<u1"), (16, "<u2"), (32, "<u4"))
 DOWN, NEAREST = "down", "nearest"
-# Column of the samples' file -> how it is cut; whole numbers stay as they are.
+# How each column of the samples' file is rounded; whole numbers stay as they are.
 CUTS = {
     "index": DOWN,
     "label": DOWN,
@@ -43,7 +43,7 @@ CUTS = {
 
 
 def pictures(examples: Examples, samples: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """`hardest` and `easiest` by largest certified radius, with what is known; empty if the inputs are no images."""
+    """Return the pictures of the `hardest` and `easiest` samples by largest certified radius; none without images."""
     if not _are_images(examples.inputs.shape[1:]) or "largest" not in samples:
         return {}
     rows = samples.drop_duplicates("index").set_index("index")
@@ -51,17 +51,19 @@ def pictures(examples: Examples, samples: pd.DataFrame) -> dict[str, list[dict[s
     largest, wrong = rows["largest"].to_dict(), (rows["prediction"] != rows["label"]).to_dict()
     known.sort(key=lambda k: float(largest[int(examples.index[k])]))
     half = len(known) - len(known) // 2
-    # Misclassified samples have no radius to lose: those that are right come first.
+    # Misclassified samples have no radius, so correct ones come first.
     hardest = sorted(known[:half], key=lambda k: bool(wrong[int(examples.index[k])]))
     groups = {"hardest": hardest[:MOST], "easiest": known[half:][::-1][:MOST]}
     return {name: [_entry(examples, rows, k) for k in chosen] for name, chosen in groups.items()}
 
 
 def _are_images(shape: tuple[int, ...]) -> bool:
+    """Return whether inputs of this shape are images."""
     return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
 
 
 def _entry(examples: Examples, rows: pd.DataFrame, k: int) -> dict[str, Any]:
+    """Return the pictures of example k, and what is known about it."""
     row = rows.loc[examples.index[k]]
     entry: dict[str, Any] = {"index": int(examples.index[k]), "input": data_uri(examples.inputs[k])}
     entry |= {name: _number(row[name]) for name in DETAILS if name in rows}
@@ -76,13 +78,14 @@ def _entry(examples: Examples, rows: pd.DataFrame, k: int) -> dict[str, Any]:
 
 
 def _number(value: Any) -> int | float | None:
+    """Return a number as JSON can hold it; None if it is missing."""
     if pd.isna(value) or not np.isfinite(float(value)):
         return None
     return int(value) if float(value).is_integer() else float(value)
 
 
 def data_uri(image: npt.NDArray[np.floating[Any]]) -> str:
-    """A PNG of an image `[height, width]` or `[channels, height, width]` with values from 0 to 1."""
+    """Return an image `[height, width]` or `[channels, height, width]` with values from 0 to 1 as a PNG in a URI."""
     pixels = np.round(255 * np.clip(np.nan_to_num(image), 0, 1)).astype(np.uint8)
     planes = pixels if pixels.ndim == 2 else np.moveaxis(pixels, 0, -1).squeeze(-1) if len(pixels) == 1 else None
     picture = Image.fromarray(np.moveaxis(pixels, 0, -1) if planes is None else planes)
@@ -92,7 +95,7 @@ def data_uri(image: npt.NDArray[np.floating[Any]]) -> str:
 
 
 def pack_samples(frame: pd.DataFrame) -> dict[str, Any]:
-    """The columns that the page shows, each packed; `status` as a position in `STATUSES`."""
+    """Return the columns that the page shows, each packed; `status` is a position in `STATUSES`."""
     packed: dict[str, Any] = {}
     for name, cut in CUTS.items():
         if name in frame:
@@ -106,9 +109,9 @@ def pack_samples(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def pack(values: npt.NDArray[np.float64], cut: str) -> dict[str, Any]:
-    """`{digits, base, bits, data}`: value = (base + code) / 10^digits; the largest code is a missing value.
+    """Return `{digits, base, bits, data}` with value = (base + code) / 10^digits; the largest code is a missing value.
 
-    Digits are as many as 16 bits can tell apart over the column's range, at most `MOST_DIGITS`.
+    There are as many digits as 16 bits can distinguish over the column's range, at most `MOST_DIGITS`.
     """
     known = np.isfinite(values)
     if not known.any():
@@ -121,7 +124,7 @@ def pack(values: npt.NDArray[np.float64], cut: str) -> dict[str, Any]:
 
 
 def _steps(values: npt.NDArray[np.float64], digits: int, cut: str) -> npt.NDArray[np.float64]:
-    """The largest whole k with k / 10^digits <= value, exactly as the browser divides; or the nearest."""
+    """Return the largest whole k with k / 10^digits <= value, as the browser divides; or the nearest k."""
     scale = 10.0**digits
     if cut == NEAREST:
         return np.round(values * scale)
@@ -131,6 +134,7 @@ def _steps(values: npt.NDArray[np.float64], digits: int, cut: str) -> npt.NDArra
 
 
 def _packed(steps: npt.NDArray[np.float64], known: npt.NDArray[np.bool_], digits: int) -> dict[str, Any]:
+    """Return whole steps as codes above their smallest, in as few bits as they need."""
     base = int(steps[known].min()) if known.any() else 0
     most = int(steps[known].max()) - base if known.any() else 0
     bits, kind = next(((bits, kind) for bits, kind in WIDTHS if most < 2**bits - 1), WIDTHS[-1])

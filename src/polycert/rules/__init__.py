@@ -1,9 +1,8 @@
-"""One rule per op: the only place that knows what an op does."""
+"""One rule per op: the only place that knows what the op does."""
 
 from polycert.rules import (
     affine,
     arithmetic,
-    bilinear,
     bump,
     conv2d,
     conv_rules,
@@ -36,7 +35,6 @@ __all__ = [
     "Value",
     "affine",
     "arithmetic",
-    "bilinear",
     "bump",
     "conv2d",
     "conv_rules",

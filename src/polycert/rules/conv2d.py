@@ -1,6 +1,7 @@
-"""Convolutions: their rows live in windows, and windows of windows are windows.
+"""Convolutions and transposed convolutions.
 
-A transposed convolution is an adjoint used forward.
+The rows of a convolution live in windows, and a convolution of windows gives windows. A transposed convolution is the
+adjoint of a convolution.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from polycert.rules.conv_adjoint import ConvGeometry, Overlaid, Pair, Transposed
 from polycert.rules.op import Affine, OnnxFile
 from polycert.runtime.execution import apply
 
-WIDE = 3  # kernels side by side
-FEW_SEEN = 2**14  # numbers in the windows of an image: of more, the library's own convolution is as fast or faster
+WIDE = 3  # windows wider than so many kernels are widened as images
+SMALL_IMAGE = 2**14  # entries in all windows: with more, the library's own convolution is as fast or faster
 
 
 @dataclass(frozen=True, eq=False)
 class Conv2d(Affine):
-    """A convolution of any stride, padding, dilation and number of groups."""
+    """A convolution with any stride, padding, dilation and number of groups."""
 
     weight: Tensor  # [out, in / groups, kh, kw]
     offset: Tensor | None
@@ -38,7 +39,7 @@ class Conv2d(Affine):
 
     @property
     def terms(self) -> tuple[int, int]:
-        """Forward over the kernel, backward over the outputs that see a pixel."""
+        """One term for each entry of a kernel forward, and for each output that sees a pixel backward."""
         out, per_group, kh, kw = self.weight.shape
         return (per_group * kh * kw, out // self.groups * kh * kw)
 
@@ -48,32 +49,33 @@ class Conv2d(Affine):
         return None if self.offset is None else self.offset.reshape(1, -1, 1, 1).expand(1, *self.out_shape)
 
     def _apply(self, values: Tensor, weight: Tensor, offset: Tensor | None = None) -> Tensor:
-        if values.shape[0] == 1 and self.groups == 1 and self._seen <= FEW_SEEN:
+        """Convolve images with these weights: `[n, *in_shape]` to `[n, *out_shape]`."""
+        if values.shape[0] == 1 and self.groups == 1 and self._window_entries <= SMALL_IMAGE:
             return self._apply_to_one(values, weight, offset)
         return F.conv2d(values, weight, offset, self.stride, self.padding, self.dilation, self.groups)
 
     def _apply_to_one(self, values: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
-        """Of a single small image, as a product: the library takes longer to prepare than this to compute."""
+        """Convolve a single small image as a product: the library takes longer to prepare than this to compute."""
         seen = F.unfold(values, weight.shape[2:], self.dilation, self.padding, self.stride).squeeze(0)
         rows = weight.flatten(1)
         found = rows @ seen if offset is None else torch.addmm(offset.unsqueeze(1), rows, seen)
         return found.reshape(1, *self.out_shape)
 
     @property
-    def _seen(self) -> int:
-        """Numbers in all windows of an image together."""
+    def _window_entries(self) -> int:
+        """Entries in all windows of an image together."""
         return self.terms[0] * self.out_shape[1] * self.out_shape[2]
 
     def push(self, *columns: Tensor) -> Tensor:
-        """The convolution without its offset."""
+        """Return the convolution without its offset."""
         return self._apply(columns[0], self.weight)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """The convolution."""
+        """Return the convolution."""
         return self._apply(inputs[0], self.weight, self.offset)
 
     def absolute(self, values: Tensor) -> Tensor:
-        """With absolute weights."""
+        """Return the convolution with absolute weights."""
         return self._apply(values, self.weight.abs())
 
     @cached_property
@@ -85,30 +87,33 @@ class Conv2d(Affine):
         return interleaved(self.weight, self._geometry)
 
     def adjoint(self, rows: Tensor) -> Tensor:
-        """The transposed convolution, back to the input's exact size."""
+        """Return the transposed convolution, `[n, *out_shape]` to `[n, *in_shape]`."""
         image: Tensor = apply(Transposed, rows, self.weight, self._interleaved, self._geometry)
         return image
 
     def pull_identity(self, form: Identity) -> Form:
-        """The kernel as a window on the output's grid, shared by all positions and samples if a factor is too."""
+        """Return the kernel as a window on the output's grid.
+
+        All positions and samples share it, if they share the form's factor.
+        """
         coef = self.kernel.transpose(1, 2)[None, None]  # [1, 1, out, kh, in, kw]
         factor = form.factor
         if factor is not None:
-            same = len(factor) == 1 and factor.stride()[2:] == (0, 0)  # one for a channel, as of a batch norm
+            same = len(factor) == 1 and factor.stride()[2:] == (0, 0)  # one for each channel, as in a batch norm
             factor = factor[:, :, :1, :1] if same else factor
             coef = coef * factor.flatten(2).transpose(1, 2)[..., None, None, None]
         grid = (self.out_shape[1], self.out_shape[2])
         return Patches(coef, self.in_shape, grid, self.stride, self.padding, masked=self.padding == (0, 0))
 
     def pull_selected(self, form: Selected) -> Form:
-        """The kernels of the chosen channels, as windows at the chosen points."""
+        """Return the kernels of the chosen channels as windows at the chosen points."""
         channel, line, column = form.points()
         coef, grid = form.times(self.kernel.transpose(1, 2)[channel]), (self.out_shape[1], self.out_shape[2])
         masked = self.padding == (0, 0)
         return SelectedPatches(coef, self.in_shape, grid, self.stride, self.padding, masked, form.index, line, column)
 
     def pull_windowed(self, form: Windowed) -> Form:
-        """A window of windows is a window: one product with the kernel's own small matrix."""
+        """Return the form's windows widened by the kernel, or dense rows if windows would be larger than the image."""
         reach = self.reach(form.window)
         if reach[0] > self.in_shape[1] and reach[1] > self.in_shape[2]:
             return form.dense().pull(self)  # the window would be larger than the image
@@ -124,28 +129,29 @@ class Conv2d(Affine):
         )
 
     def reach(self, window: Pair) -> Pair:
-        """Lines and columns of the input that a window over the output sees."""
+        """Return how many lines and columns of the input a window over the output sees."""
         kernel = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.weight.shape[2:], strict=True)]
         return ((window[0] - 1) * self.stride[0] + kernel[0], (window[1] - 1) * self.stride[1] + kernel[1])
 
     def _widen_windows(self, coef: Tensor, reach: Pair) -> Tensor:
-        """Windows over the output `[..., kh, C', kw]` as windows over the input."""
-        # A line's matrix is the kernel with zeros on both sides: small windows do not mind, large ones are images.
+        """Return windows over the output `[..., kh, C', kw]` as windows over the input."""
+        # A line's matrix is the kernel with zeros on both sides, which is slow for wide windows only.
         widen = self._widen_images if reach[1] > WIDE * self.reach((1, 1))[1] else self._widen_lines
         wide = widen(coef.flatten(0, -4), reach)
         return wide.reshape(*coef.shape[:-3], reach[0], self.in_shape[0], reach[1])
 
     def _widen_images(self, coef: Tensor, reach: Pair) -> Tensor:
-        """Each window by the transposed convolution."""
+        """Widen each window by the transposed convolution."""
         geometry = self._geometry._replace(in_shape=(self.in_shape[0], *reach), padding=(0, 0))
         rows = coef.transpose(1, 2)
         wide: Tensor = apply(Transposed, rows, self.weight, self._interleaved, geometry)
         return wide.transpose(1, 2)
 
     def _widen_lines(self, coef: Tensor, reach: Pair) -> Tensor:
-        """One line of the windows at a time.
+        """Widen the windows by one line at a time.
 
-        A line of a window weighs the same lines of the input wherever it is, only further down: one matrix for all.
+        Wherever a line is in a window, it weighs the same lines of the input, only further down. So all lines share a
+        matrix.
         """
         line = self.in_shape[0] * reach[1]
         matrix, step = self._line_matrix(coef.shape[-1]), self.stride[0] * line
@@ -153,10 +159,10 @@ class Conv2d(Affine):
         return wide
 
     def _line_matrix(self, width: int) -> Tensor:
-        """What one line of a window weighs in the input: `[C' * width, kernel height * C * reach]`."""
+        """Return the weights of one line of a window on the input: `[C' * width, kernel height * C * reach]`."""
         if width not in self._line_matrices:
             reach = self.reach((1, width))[1]
-            # Repeated with a period of one stride more than a row, each row begins one stride further to the right.
+            # The line repeats with a period of a row and a stride. So each row begins one stride further to the right.
             line = F.pad(self.kernel.transpose(1, 2), (0, reach + self.stride[1] - self.kernel.shape[3]))
             repeated = line.unsqueeze(3).expand(-1, -1, -1, width, -1).flatten(3)
             rows = repeated[..., : width * reach].unflatten(3, (width, reach))  # [C', kh, C, width, reach]
@@ -180,40 +186,40 @@ class Conv2d(Affine):
         return tiled * (owner[:, None] == member[None, :]).to(weight.dtype)[..., None, None]
 
     def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
-        """With its weights."""
+        """Write a convolution with its weights."""
         return file.op("Conv", *inputs, *self.stored(file, self.offset), **self.sliding)
 
     def stored(self, file: OnnxFile, offset: Tensor | None) -> list[str]:
-        """The names of the kernel and of an offset, if there is one."""
+        """Store the kernel, and an offset if there is one. Return their names."""
         return [file.store(self.weight)] + ([] if offset is None else [file.store(offset)])
 
     @property
     def sliding(self) -> dict[str, Any]:
-        """How the kernel moves, in ONNX's words."""
+        """The attributes of the ONNX op."""
         pads = self.padding * 2
         return {"strides": self.stride, "pads": pads, "dilations": self.dilation, "group": self.groups}
 
 
 @dataclass(frozen=True, eq=False)
 class ConvTranspose2d(Affine):
-    """`base` maps the output's space to the input's; its transpose is this op."""
+    """The transpose of `base`, which maps the output's space to the input's."""
 
     base: Conv2d
     offset: Tensor | None
 
     @property
     def in_shape(self) -> Shape:  # type: ignore[override]
-        """What `base` gives."""
+        """The shape that `base` gives."""
         return self.base.out_shape
 
     @property
     def out_shape(self) -> Shape:  # type: ignore[override]
-        """What `base` takes."""
+        """The shape that `base` takes."""
         return self.base.in_shape
 
     @property
     def terms(self) -> tuple[int, int]:
-        """Those of the convolution, the other way round."""
+        """The terms of the convolution, backward and forward."""
         return (self.base.terms[1], self.base.terms[0])
 
     @property
@@ -222,19 +228,19 @@ class ConvTranspose2d(Affine):
         return None if self.offset is None else self.offset.reshape(1, -1, 1, 1).expand(1, *self.out_shape)
 
     def push(self, *columns: Tensor) -> Tensor:
-        """The transposed convolution without its offset."""
+        """Return the transposed convolution without its offset."""
         return self.base.adjoint(columns[0])
 
     def adjoint(self, rows: Tensor) -> Tensor:
-        """The convolution."""
+        """Return the convolution."""
         return self.base.push(rows)
 
     def absolute(self, values: Tensor) -> Tensor:
-        """With absolute weights."""
+        """Return the transposed convolution with absolute weights."""
         return replace(self.base, weight=self.base.weight.abs()).adjoint(values)
 
     def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
-        """With what the output has beyond the windows."""
+        """Write a transposed convolution, padded by what the output has beyond the windows."""
         base = self.base
         ends = zip(base.in_shape[1:], base.out_shape[1:], base.weight.shape[2:], strict=True)
         moves = zip(base.stride, base.padding, base.dilation, strict=True)

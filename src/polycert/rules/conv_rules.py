@@ -1,4 +1,4 @@
-"""Calls that become convolutions; those of lines `[C, L]` are those of images of one line `[C, 1, L]`."""
+"""Calls that become convolutions. A convolution of lines `[C, L]` is one of images with one line `[C, 1, L]`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ from polycert.rules.examples import Example, classified, conv, op_named, through
 from polycert.rules.indexing import Reshape
 from polycert.rules.op import Affine, Decomposition, Op
 from polycert.rules.registry import Call, rule
-
-
-def _pair(value: int | Sequence[int]) -> Pair:
-    if isinstance(value, int):
-        return (value, value)
-    return (value[0], value[-1])
 
 
 def _general(z: Tensor) -> Any:
@@ -57,18 +51,18 @@ def _conv2d(call: Call) -> Affine:
     weight = call.get(1, "weight")
     if weight.dim() != 4 or call.get(6, "transposed", False) is True:
         raise ValueError("only two-dimensional convolutions, not transposed, are supported")
-    stride, dilation = _pair(call.get(3, "stride", 1)), _pair(call.get(5, "dilation", 1))
+    stride, dilation = pair_of(call.get(3, "stride", 1)), pair_of(call.get(5, "dilation", 1))
     padding = call.get(4, "padding", 0)
     if isinstance(padding, str):
         padding = same_padding(padding, weight, dilation)
     groups = call.args[8] if call.target == "aten.convolution.default" else call.get(6, "groups", 1)
     return Conv2d(
-        weight, call.get(2, "bias"), call.in_shapes[0], call.out_shape, stride, _pair(padding), dilation, int(groups)
+        weight, call.get(2, "bias"), call.in_shapes[0], call.out_shape, stride, pair_of(padding), dilation, int(groups)
     )
 
 
 def same_padding(name: str, weight: Tensor, dilation: Pair) -> Pair:
-    """The padding that a name stands for."""
+    """Return the padding that a name stands for."""
     if name == "valid":
         return (0, 0)
     total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
@@ -78,23 +72,23 @@ def same_padding(name: str, weight: Tensor, dilation: Pair) -> Pair:
 
 
 def as_image(shape: Shape) -> Shape:
-    """`[C, L]` as `[C, 1, L]`."""
+    """Return `[C, L]` as `[C, 1, L]`."""
     return (shape[0], 1, shape[1])
 
 
-def pair_of(value: int | Sequence[int], flat: bool, default: int) -> Pair:
-    """One number for each axis; a line has `default` across."""
+def pair_of(value: int | Sequence[int], flat: bool = False, default: int = 1) -> Pair:
+    """Return a number for each of two axes; a line has `default` across."""
     values = [value] if isinstance(value, int) else list(value)
     return (default, int(values[-1])) if flat else (int(values[0]), int(values[-1]))
 
 
 def in_lines(op: Op | Decomposition, call: Call) -> Decomposition:
-    """An op on images of one line, applied to lines."""
-    recipe = Decomposition(call.in_shapes[0])
-    image = recipe.add(Reshape(call.in_shapes[0], as_image(call.in_shapes[0])), 0)
-    made = recipe.add(op, image) if isinstance(op, Op) else recipe.follow(op, image)
-    recipe.add(Reshape(recipe.shapes[made], call.out_shape), made)
-    return recipe
+    """Return an op on images of one line, applied to lines."""
+    decomposition = Decomposition(call.in_shapes[0])
+    image = decomposition.add(Reshape(call.in_shapes[0], as_image(call.in_shapes[0])), 0)
+    made = decomposition.add(op, image) if isinstance(op, Op) else decomposition.follow(op, image)
+    decomposition.add(Reshape(decomposition.shapes[made], call.out_shape), made)
+    return decomposition
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""What the networks are made of that show an op at work; nothing here runs unless an example is made."""
+"""What the example networks of the ops are made of. Nothing here runs unless an example is made."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from polycert.forms import Shape
 
 @dataclass(frozen=True)
 class Example:
-    """A tiny classifier that contains an op: its name, the shape of a sample, how it is made."""
+    """A tiny classifier that contains an op: its name, the shape of a sample, and how it is made."""
 
     name: str
     shape: Shape
     make: Callable[[], nn.Module]
-    slow: bool = False  # a variant of another one: only the slow tests run all invariants over it
+    slow: bool = False  # a variant of another example: only the slow tests run all invariants over it
     target: str = ""  # the op that it calls by its own name
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class Example:
 
 
 class Fn(nn.Module):
-    """Layers as attributes `a`, `b`, ... and a forward given as a function of them and x."""
+    """A module with layers `a`, `b`, … whose forward is a function of the module and x."""
 
     def __init__(self, forward: Callable[[Any, Tensor], Tensor], *layers: nn.Module) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Fn(nn.Module):
             self.add_module(name, layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The function's value."""
+        """Return the function's value."""
         return self.function(self, x)
 
 
@@ -48,29 +48,29 @@ class Elementwise(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """The function's value."""
+        """Return the function's value."""
         return self.function(x)
 
 
 def mlp(activation: nn.Module) -> nn.Module:
-    """Two hidden layers with an activation."""
+    """Return two hidden layers with an activation."""
     return nn.Sequential(nn.Linear(5, 6), activation, nn.Linear(6, 5), activation, nn.Linear(5, 3))
 
 
 def op_named(target: str) -> Callable[..., Any]:
-    """The op of a name such as `aten.relu.default`."""
+    """Return the op of a name such as `aten.relu.default`."""
     space, name, overload = target.split(".")
     found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, space), name), overload)
     return found
 
 
 def short(target: str) -> str:
-    """`aten.relu.default` is `relu`, `aten.mul.Scalar` is `mul.Scalar`."""
+    """Return `relu` for `aten.relu.default`, and `mul.Scalar` for `aten.mul.Scalar`."""
     return target.partition(".")[2].removesuffix(".default")
 
 
 def activated(target: str, *args: Any, name: str = "", slow: bool = False) -> Example:
-    """A network of two hidden layers whose activation is an op, called by its own name."""
+    """Return a network of two hidden layers whose activation is an op, called by its own name."""
 
     def make() -> nn.Module:
         return mlp(Elementwise(lambda z: op_named(target)(z, *args)))
@@ -79,7 +79,7 @@ def activated(target: str, *args: Any, name: str = "", slow: bool = False) -> Ex
 
 
 def through(name: str, shape: Shape, function: Callable[[Tensor], Any], slow: bool = False) -> Example:
-    """A function, or the first of its results, between two linear layers."""
+    """Return a network with a function, or the first of its results, between two linear layers."""
 
     def hidden(layer: nn.Module, x: Tensor) -> Tensor:
         made = function(layer(x))
@@ -95,12 +95,12 @@ def through(name: str, shape: Shape, function: Callable[[Tensor], Any], slow: bo
 
 
 def calls(target: str, *args: Any, shape: Shape = (5,)) -> Example:
-    """An op called by its own name, between two linear layers."""
+    """Return a network with an op, called by its own name, between two linear layers."""
     return replace(through(short(target), shape, lambda z: op_named(target)(z, *args), slow=True), target=target)
 
 
 def classified(shape: Shape, *layers: nn.Module, classes: int = 3) -> nn.Module:
-    """Layers with a linear one behind them."""
+    """Return the layers with a linear one behind them."""
     body = nn.Sequential(*layers, nn.Flatten())
     with torch.no_grad():
         size = body.eval()(torch.zeros(1, *shape)).numel()
@@ -108,17 +108,17 @@ def classified(shape: Shape, *layers: nn.Module, classes: int = 3) -> nn.Module:
 
 
 def conv(shape: Shape, *args: Any, classes: int = 3, **options: Any) -> nn.Module:
-    """Convolution, ReLU, linear, for inputs of the given shape."""
+    """Return a convolution, ReLU and a linear layer, for inputs of the given shape."""
     return classified(shape, nn.Conv2d(shape[0], *args, **options), nn.ReLU(), classes=classes)
 
 
 def pooled(shape: Shape, layer: nn.Module) -> nn.Module:
-    """Convolution, ReLU, a layer, linear."""
+    """Return a convolution, ReLU, a layer and a linear layer."""
     return classified(shape, nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), layer)
 
 
-def seen(norm: Any) -> nn.Module:
-    """A batch norm with a history: nothing is at its default."""
+def with_statistics(norm: Any) -> nn.Module:
+    """Return a batch norm with random statistics and weights: nothing is at its default."""
     with torch.no_grad():
         norm.running_mean.copy_(torch.randn_like(norm.running_mean) * 0.3)
         norm.running_var.copy_(torch.rand_like(norm.running_var) + 0.3)

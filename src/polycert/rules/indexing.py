@@ -1,4 +1,4 @@
-"""Ops that only move, pick or join entries: reshape, permute, slices, zero padding, broadcasting, concatenation."""
+"""Ops that only move, pick or join entries: reshapes, slices, zero padding, broadcasting, concatenation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polycert.forms import Dense, Form, Shape
+from polycert.forms import Dense, Form, Identity, Selected, Shape
+from polycert.forms.identity import UnitRows
 from polycert.rules.op import Affine, Linear, OnnxFile
 from polycert.sets.interval import Interval, Rounding
 
@@ -21,22 +22,22 @@ class Exact(Affine):
 
     @property
     def terms(self) -> tuple[int, int]:
-        """Nothing is added or multiplied."""
+        """Zero terms: nothing is added or multiplied."""
         return (0, 0)
 
     @property
     def bias(self) -> Tensor | None:
-        """None."""
+        """None: the op has no constant part."""
         return None
 
     def absolute(self, values: Tensor) -> Tensor:
-        """Moving entries keeps their size."""
+        """Return the moved entries: moving keeps their size."""
         return self.push(values)
 
 
 @dataclass(frozen=True, eq=False)
 class Reshape(Exact):
-    """Any change of shape that keeps the memory order of a sample."""
+    """A change of shape that keeps the memory order of a sample."""
 
     in_shape: Shape
     out_shape: Shape
@@ -50,11 +51,11 @@ class Reshape(Exact):
         return rows.reshape(-1, *self.in_shape)
 
     def pull(self, form: Form) -> list[Form]:
-        """Forms know how to reshape themselves."""
+        """Reshape the form."""
         return [form if self.in_shape == self.out_shape else form.view(self.in_shape)]
 
     def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
-        """With a free batch."""
+        """Write a reshape with a free batch."""
         return file.op("Reshape", *inputs, file.store([-1, *self.out_shape]))
 
 
@@ -76,11 +77,11 @@ class Permute(Exact):
         return rows.permute(0, *(axis + 1 for axis in back))
 
     def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
-        """Behind the batch."""
+        """Write a transposition behind the batch axis."""
         return file.op("Transpose", *inputs, perm=[0, *(axis + 1 for axis in self.order)])
 
 
-NOTHING = -1
+NOTHING = -1  # the index of an entry that is 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,55 +94,71 @@ class Pick(Exact):
 
     @staticmethod
     def of(places: Tensor, in_shape: Shape) -> Pick:
-        """From a tensor of places in the shape of the output."""
+        """Build the op from a tensor of places in the shape of the output."""
         return Pick(places.reshape(-1), in_shape, tuple(places.shape))
 
     @cached_property
     def terms(self) -> tuple[int, int]:
-        """Exact, but where an entry is picked twice its adjoint adds."""
+        """No terms forward, and backward as many as outputs pick one entry, if these are more than one."""
         used = self.index[self.index != NOTHING]
         most = int(torch.bincount(used, minlength=1).max()) if len(used) else 0
         return (0, most if most > 1 else 0)
 
     @cached_property
     def _slots(self) -> Tensor:
-        """The index with one more slot for nothing."""
+        """The index, with the place behind the last entry for nothing."""
         return torch.where(self.index == NOTHING, math.prod(self.in_shape), self.index)
 
     def push(self, *columns: Tensor) -> Tensor:
-        """Look every entry up."""
+        """Look up every entry."""
         flat = F.pad(columns[0].flatten(1), (0, 1))
         return flat[:, self._slots].reshape(-1, *self.out_shape)
 
     def adjoint(self, rows: Tensor) -> Tensor:
-        """Every entry back to where it came from."""
+        """Add every entry to the one that it was picked from."""
         flat = rows.reshape(rows.shape[0], -1)
         size = math.prod(self.in_shape)
         back = flat.new_zeros(len(flat), size + 1).index_add(1, self._slots, flat)
         return back[:, :size].reshape(-1, *self.in_shape)
 
+    def pull_identity(self, form: Identity) -> Form:
+        """Select the entries that were picked."""
+        return self._picked(form, self.index.unsqueeze(0))
+
+    def pull_selected(self, form: Selected) -> Form:
+        """Select the entries that the chosen ones were picked from."""
+        return self._picked(form, self.index[form.index])
+
+    def _picked(self, form: UnitRows, index: Tensor) -> Form:
+        """Return rows with one coefficient each over the input; `index` is `[batch or 1, rows]`."""
+        nothing = index == NOTHING
+        factor = None if form.factor is None else form.factor.flatten(1)
+        if bool(nothing.any()):
+            factor = (~nothing).to(form.like) if factor is None else factor * ~nothing
+        return Selected(self.in_shape, form.like, index.masked_fill(nothing, 0), factor=factor)
+
     def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
-        """From the flat sample with a zero behind it."""
+        """Write a lookup in the flat sample with a zero behind it."""
         padded = file.op("Pad", file.op("Flatten", inputs[0], axis=1), file.store([0, 0, 0, 1]))
         picked = file.op("Gather", padded, file.store(self._slots), axis=1)
         return file.op("Reshape", picked, file.store([-1, *self.out_shape]))
 
 
 def places_of(shape: Shape, like: Tensor) -> Tensor:
-    """Every entry's own place, to be sliced, padded or expanded as the entries are."""
+    """Return every entry's own place, to be sliced, padded or expanded as the entries are."""
     return torch.arange(math.prod(shape), device=like.device).reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Concat(Linear):
-    """Nodes side by side along an axis; `axis` counts from the first axis after the batch."""
+    """Nodes joined along an axis; `axis` counts from the first axis after the batch."""
 
     in_shapes: tuple[Shape, ...]
     axis: int
 
     @property
     def out_shape(self) -> Shape:  # type: ignore[override]
-        """Sizes along the axis add."""
+        """The shape of the inputs, with their sizes along the axis added."""
         first = self.in_shapes[0]
         return (*first[: self.axis], sum(self._sizes), *first[self.axis + 1 :])
 
@@ -151,53 +168,53 @@ class Concat(Linear):
 
     @property
     def bias(self) -> Tensor | None:
-        """None."""
+        """None: the op has no constant part."""
         return None
 
     @property
     def forward_terms(self) -> int:
-        """Nothing is computed."""
+        """Zero: nothing is computed."""
         return 0
 
     @property
     def backward_terms(self) -> int:
-        """Nothing is computed."""
+        """Zero: nothing is computed."""
         return 0
 
     def push(self, *columns: Tensor) -> Tensor:
-        """Side by side; what all samples share is repeated."""
+        """Join the inputs; one that all samples share is repeated."""
         batch = max(part.shape[0] for part in columns)
         return torch.cat([part.expand(batch, *part.shape[1:]) for part in columns], self.axis + 1)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Side by side."""
+        """Join the inputs."""
         return self.push(*inputs)
 
     def widen(self, *radii: Tensor) -> Tensor:
-        """Side by side."""
+        """Join the radii."""
         return self.push(*radii)
 
     def magnitude(self, *inputs: Tensor) -> Tensor:
-        """Side by side."""
+        """Join the sizes."""
         return self.push(*inputs)
 
     def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
-        """Side by side."""
+        """Join the ends."""
         return Interval(self.push(*(i.lower for i in inputs)), self.push(*(i.upper for i in inputs)))
 
     def pull(self, form: Form) -> list[Form]:
-        """Each input's own part of the coefficients."""
+        """Return each input's own part of the coefficients."""
         return [Dense(part) for part in form.dense().coef.split(self._sizes, self.axis + 2)]
 
     def pull_error(self, form: Form, magnitudes: Sequence[Tensor], rounding: Rounding) -> Tensor | None:
-        """Nothing is rounded."""
+        """Return None: nothing is rounded."""
         return None
 
     def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
-        """Behind the batch."""
+        """Write a concatenation behind the batch axis."""
         return file.op("Concat", *inputs, axis=self.axis + 1)
 
 
 def broadcast(shape: Shape, wide: Shape, like: Tensor) -> Pick:
-    """A node repeated to a larger shape."""
+    """Return the op that repeats a node to a larger shape."""
     return Pick.of(places_of(shape, like).expand(wide), shape)

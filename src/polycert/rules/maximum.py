@@ -1,4 +1,4 @@
-"""Maxima as ReLUs: `max(a, b) = b + relu(a - b)`, so that every method, and branching on ReLUs, knows them."""
+"""Maxima as ReLUs: `max(a, b) = b + relu(a - b)`. So every method knows them, and branch and bound splits them."""
 
 from __future__ import annotations
 
@@ -13,44 +13,53 @@ from polycert.rules.piecewise_linear import Relu
 from polycert.rules.registry import Call, Value, constant_rows, rule
 
 
-def larger(recipe: Decomposition, first: int, second: int) -> int:
-    """The larger of two nodes of one shape."""
-    shape = recipe.shapes[first]
-    gap = recipe.add(Add(shape, (1, -1)), first, second)
-    rise = recipe.add(Relu(shape), gap)
-    return recipe.add(Add(shape, (1, 1)), second, rise)
+def larger(decomposition: Decomposition, first: int, second: int) -> int:
+    """Append the larger of two nodes of one shape. Return its place."""
+    shape = decomposition.shapes[first]
+    gap = decomposition.add(Add(shape, (1, -1)), first, second)
+    rise = decomposition.add(Relu(shape), gap)
+    return decomposition.add(Add(shape, (1, 1)), second, rise)
 
 
-def largest(recipe: Decomposition, nodes: list[int]) -> int:
-    """The largest of several nodes of one shape, in rounds of pairs."""
+def largest(decomposition: Decomposition, nodes: list[int]) -> int:
+    """Append the largest of several nodes of one shape, in rounds of pairs. Return its place."""
     while len(nodes) > 1:
-        pairs = [larger(recipe, first, second) for first, second in zip(nodes[::2], nodes[1::2], strict=False)]
+        pairs = [larger(decomposition, first, second) for first, second in zip(nodes[::2], nodes[1::2], strict=False)]
         nodes = pairs + nodes[len(nodes) // 2 * 2 :]
     return nodes[0]
 
 
 def clipped(shape: Shape, low: float | None, high: float | None, like: Tensor) -> Decomposition:
-    """`min(max(z, low), high)` by ReLUs: `max(z, low) = low + relu(z - low)`, and the other side mirrored."""
-    recipe = Decomposition(shape)
+    """Return `min(max(z, low), high)` by ReLUs.
+
+    `max(z, low)` is `low + relu(z - low)`, and `min(z, high)` is `-max(-z, -high)`.
+    """
+    decomposition = Decomposition(shape)
     node = 0
     if low is not None:
-        node = _raised(recipe, node, low, like)
+        node = _clip_below(decomposition, node, low, like)
     if high is not None:
-        node = _mirror(recipe, _raised(recipe, _mirror(recipe, node, like), -high, like), like)
-    return recipe
+        node = _negated(
+            decomposition, _clip_below(decomposition, _negated(decomposition, node, like), -high, like), like
+        )
+    return decomposition
 
 
-def _raised(recipe: Decomposition, node: int, low: float, like: Tensor) -> int:
-    shape = recipe.shapes[node]
+def _clip_below(decomposition: Decomposition, node: int, low: float, like: Tensor) -> int:
+    """Append `max(z, low)`. Return its place."""
+    shape = decomposition.shapes[node]
     if low == 0:
-        return recipe.add(Relu(shape), node)
-    above = recipe.add(Relu(shape), recipe.add(Elementwise(None, constant_rows(-low, shape, like), shape), node))
-    return recipe.add(Elementwise(None, constant_rows(low, shape, like), shape), above)
+        return decomposition.add(Relu(shape), node)
+    above = decomposition.add(
+        Relu(shape), decomposition.add(Elementwise(None, constant_rows(-low, shape, like), shape), node)
+    )
+    return decomposition.add(Elementwise(None, constant_rows(low, shape, like), shape), above)
 
 
-def _mirror(recipe: Decomposition, node: int, like: Tensor) -> int:
-    shape = recipe.shapes[node]
-    return recipe.add(Elementwise(constant_rows(-1.0, shape, like), None, shape, stored_weights=True), node)
+def _negated(decomposition: Decomposition, node: int, like: Tensor) -> int:
+    """Append `-z`. Return its place."""
+    shape = decomposition.shapes[node]
+    return decomposition.add(Elementwise(constant_rows(-1.0, shape, like), None, shape, stored_weights=True), node)
 
 
 @rule(
@@ -63,12 +72,14 @@ def _mirror(recipe: Decomposition, node: int, like: Tensor) -> int:
 def _maximum(call: Call) -> Decomposition:
     if not isinstance(call.args[1], Value) or len(call.in_shapes) != 2 or call.in_shapes[0] != call.in_shapes[1]:
         raise ValueError("the larger of two nodes of one shape is supported; use clamp for constants")
-    recipe = Decomposition(*call.in_shapes)
+    decomposition = Decomposition(*call.in_shapes)
     if "maximum" in call.target:
-        larger(recipe, 0, 1)
+        larger(decomposition, 0, 1)
     else:
-        _mirror(recipe, larger(recipe, *(_mirror(recipe, k, call.like) for k in (0, 1))), call.like)
-    return recipe
+        _negated(
+            decomposition, larger(decomposition, *(_negated(decomposition, k, call.like) for k in (0, 1))), call.like
+        )
+    return decomposition
 
 
 @rule(

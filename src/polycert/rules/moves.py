@@ -87,7 +87,7 @@ def _transpose(call: Call) -> Permute:
 
 
 def _axis(call: Call, position: int, rank: int) -> int:
-    """An axis counted from the first after the batch."""
+    """Return an axis counted from the first one after the batch."""
     axis = int(call.get(position, "dim", 0)) % rank
     if axis == 0:
         raise ValueError("the batch axis cannot be cut or joined")
@@ -114,12 +114,12 @@ def _cat(call: Call) -> Concat:
 @rule("aten.stack.default", family="moves", examples=(through("stack", (4,), lambda z: torch.stack([z, z.relu()], 2)),))
 def _stack(call: Call) -> Decomposition:
     axis = _axis(call, 1, len(call.out_shape) + 1)
-    recipe = Decomposition(*call.in_shapes)
+    decomposition = Decomposition(*call.in_shapes)
     shape = call.in_shapes[0]
     tall = (*shape[:axis], 1, *shape[axis:])
-    parts = [recipe.add(Reshape(shape, tall), k) for k in range(len(call.in_shapes))]
-    recipe.add(Concat((tall,) * len(parts), axis), *parts)
-    return recipe
+    parts = [decomposition.add(Reshape(shape, tall), k) for k in range(len(call.in_shapes))]
+    decomposition.add(Concat((tall,) * len(parts), axis), *parts)
+    return decomposition
 
 
 @rule(
@@ -164,9 +164,9 @@ def _split(call: Call) -> Decomposition:
     else:
         cut = torch.chunk if "chunk" in call.target else torch.split
         parts = cut(places, call.args[1], _axis(call, 2, len(shape) + 1))
-    recipe = Decomposition(shape)
-    recipe.several = tuple(recipe.add(Pick.of(part, shape), 0) for part in parts)
-    return recipe
+    decomposition = Decomposition(shape)
+    decomposition.several = tuple(decomposition.add(Pick.of(part, shape), 0) for part in parts)
+    return decomposition
 
 
 @rule(
@@ -191,10 +191,10 @@ def _pad(call: Call) -> Pick | Decomposition:
     pick = Pick.of(places, shape)
     if value == 0:
         return pick
-    recipe = Decomposition(shape)
+    decomposition = Decomposition(shape)
     shift = (places == NOTHING).to(call.like).unsqueeze(0) * value
-    recipe.add(Elementwise(None, shift, pick.out_shape), recipe.add(pick, 0))
-    return recipe
+    decomposition.add(Elementwise(None, shift, pick.out_shape), decomposition.add(pick, 0))
+    return decomposition
 
 
 @rule(

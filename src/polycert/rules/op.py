@@ -15,52 +15,53 @@ from polycert.sets.interval import Interval, Rounding
 
 
 @cache
-def _remembers(kind: type) -> bool:
+def _has_cached_properties(kind: type) -> bool:
     """Whether objects of a class keep what they have computed."""
     return any(isinstance(value, cached_property) for base in kind.__mro__ for value in vars(base).values())
 
 
 class OnnxFile(Protocol):
-    """An ONNX file in the making: both give the name of what they append."""
+    """An ONNX file under construction. Both functions return the name of what they append."""
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """One ONNX op."""
+        """Append one ONNX op."""
 
     def store(self, values: Tensor | list[int]) -> str:
-        """A constant."""
+        """Append a constant."""
 
 
 class Op(ABC):
     """One operation of a graph; `out_shape` is without the batch."""
 
     out_shape: Shape
-    onnx: ClassVar[str] = ""  # the ONNX op that computes the same without constants; else `write` says how
+    onnx: ClassVar[str] = ""  # the ONNX op that computes the same without constants; others override `write`
 
     @abstractmethod
     def forward(self, *inputs: Tensor) -> Tensor:
-        """The value, `[batch, *out_shape]`."""
+        """Return the value, `[batch, *out_shape]`."""
 
     @abstractmethod
     def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
-        """Bounds of the value from bounds of the inputs."""
+        """Return bounds of the value from bounds of the inputs."""
 
     @abstractmethod
     def magnitude(self, *inputs: Tensor) -> Tensor:
-        """An upper bound of the value's size from upper bounds of the inputs' sizes, up to rounding."""
+        """Return an upper bound of the value's size from upper bounds of the inputs' sizes, up to rounding."""
 
     def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
-        """Append ONNX ops that compute this one from values of these names; gives the result's name."""
+        """Append ONNX ops that compute this op from the values of these names. Return the result's name."""
         if not self.onnx:
             raise ValueError(f"no way to write {type(self).__name__} as ONNX")
         return file.op(self.onnx, *inputs)
 
     def fresh(self) -> Op:
-        """The same op without cached properties, if it has such: the weights that they are derived from may change.
+        """Return the same op without cached properties, because the weights that they are derived from may change.
 
-        Never one that another graph holds: what is derived without gradients would be found by those who need them.
+        If there are any, it is a new object that no other graph holds. Otherwise a graph that needs gradients could
+        find what another one has derived without them.
         """
         own: Any = self
-        return replace(own) if _remembers(type(self)) else self
+        return replace(own) if _has_cached_properties(type(self)) else self
 
 
 class Linear(Op):
@@ -68,15 +69,15 @@ class Linear(Op):
 
     @abstractmethod
     def pull(self, form: Form) -> list[Form]:
-        """A form over the output as forms over the inputs, without the bias."""
+        """Return a form over the output as forms over the inputs, without the bias."""
 
     @abstractmethod
     def push(self, *columns: Tensor) -> Tensor:
-        """The linear part applied to `[n, *shape]` of each input."""
+        """Apply the linear part to `[n, *shape]` of each input."""
 
     @abstractmethod
     def widen(self, *radii: Tensor) -> Tensor:
-        """The linear part with absolute coefficients: how far the output moves if the inputs move this far."""
+        """Apply the linear part with absolute coefficients: how far the output moves if the inputs move this far."""
 
     @property
     @abstractmethod
@@ -100,11 +101,14 @@ class Linear(Op):
 
     @abstractmethod
     def pull_error(self, form: Form, magnitudes: Sequence[Tensor], rounding: Rounding) -> Tensor | None:
-        """Per unit of |coefficient|, the rounding error of `pull` weighed by the inputs' sizes; None if exact."""
+        """Return the rounding error of `pull` per unit of |coefficient|, weighed by the inputs' sizes.
+
+        It is None if `pull` rounds nothing.
+        """
 
 
 class Affine(Linear):
-    """An affine op with one input; subclasses give the linear part, its adjoint and its absolute value."""
+    """An affine op with one input. Subclasses give the linear part, its adjoint and its absolute value."""
 
     in_shape: Shape
     stored_weights: bool = True  # its coefficients are stored numbers, not results of arithmetic
@@ -116,11 +120,11 @@ class Affine(Linear):
 
     @abstractmethod
     def adjoint(self, rows: Tensor) -> Tensor:
-        """`[n, *out_shape]` to `[n, *in_shape]` by the transposed linear part."""
+        """Apply the transposed linear part: `[n, *out_shape]` to `[n, *in_shape]`."""
 
     @abstractmethod
     def absolute(self, values: Tensor) -> Tensor:
-        """The linear part with absolute coefficients, `[n, *in_shape]` to `[n, *out_shape]`."""
+        """Apply the linear part with absolute coefficients: `[n, *in_shape]` to `[n, *out_shape]`."""
 
     @property
     def forward_terms(self) -> int:
@@ -133,16 +137,16 @@ class Affine(Linear):
         return self.terms[1]
 
     def widen(self, *radii: Tensor) -> Tensor:
-        """See `absolute`."""
+        """Return `absolute` of the radii."""
         return self.absolute(radii[0])
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """The linear part plus the bias."""
+        """Return the linear part plus the bias."""
         value = self.push(inputs[0])
         return value if self.bias is None else value + self.bias
 
     def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
-        """Centre and radius: `W c + b -+ |W| r`."""
+        """Return the interval `W c + b -+ |W| r` from the input's centre c and radius r."""
         (given,) = inputs
         centre, radius = given.middle(rounding is not None)
         middle, spread = self.forward(centre), self.absolute(radius)
@@ -151,46 +155,46 @@ class Affine(Linear):
         return Interval(middle - spread, middle + spread)
 
     def magnitude(self, *inputs: Tensor) -> Tensor:
-        """`|W| m + |b|`."""
+        """Return `|W| m + |b|`."""
         value = self.absolute(inputs[0])
         return value if self.bias_magnitude is None else value + self.bias_magnitude
 
     def pull(self, form: Form) -> list[Form]:
-        """By whatever structure the form and the op share."""
+        """Let the form choose the rule that fits its structure."""
         return [form.pull(self)]
 
     def pull_error(self, form: Form, magnitudes: Sequence[Tensor], rounding: Rounding) -> Tensor | None:
-        """`gamma |W| m`: the adjoint's sums are wrong by `gamma |a| |W|` at most."""
+        """Return `gamma |W| m`: the adjoint's sums are wrong by `gamma |a| |W|` at most."""
         if self.terms[1] == 0 or (form.exact and self.stored_weights):
             return None
         return rounding.gamma(self.terms[1]) * self.absolute(magnitudes[0])
 
     def pull_identity(self, form: Identity) -> Form:
-        """Written out unless the op knows better."""
+        """Write the form out; ops that can do better override this."""
         return form.dense().pull(self)
 
     def pull_selected(self, form: Selected) -> Form:
-        """Written out unless the op knows better."""
+        """Write the form out; ops that can do better override this."""
         return form.dense().pull(self)
 
     def pull_windowed(self, form: Windowed) -> Form:
-        """Written out unless the op knows better."""
+        """Write the form out; ops that can do better override this."""
         return form.dense().pull(self)
 
     def pull_differences(self, form: Differences) -> Form:
-        """Written out unless the op knows better."""
+        """Write the form out; ops that can do better override this."""
         return form.dense().pull(self)
 
 
 class DecompositionStep(NamedTuple):
-    """One op, and where its inputs are: first the call's own inputs are counted, then the steps before."""
+    """One op and the places of its inputs. The call's own inputs are counted first, then the steps before."""
 
     op: Op
     inputs: tuple[int, ...]
 
 
 class Decomposition:
-    """Steps in order, the last of them being the result; or several results, for calls that give a tuple."""
+    """A call as several ops in order. The last one is the result, or `several` are for a call that gives a tuple."""
 
     def __init__(self, *in_shapes: Shape) -> None:
         self.shapes: list[Shape] = list(in_shapes)
@@ -198,13 +202,13 @@ class Decomposition:
         self.several: tuple[int, ...] | None = None
 
     def add(self, op: Op, *inputs: int) -> int:
-        """Append an op; gives the place of its result."""
+        """Append an op. Return the place of its result."""
         self.steps.append(DecompositionStep(op, inputs))
         self.shapes.append(op.out_shape)
         return len(self.shapes) - 1
 
     def follow(self, other: Decomposition, *inputs: int) -> int:
-        """Append all steps of another recipe, applied to these places."""
+        """Append all steps of another decomposition, applied to these places. Return the place of its result."""
         places = list(inputs)
         for op, sources in other.steps:
             places.append(self.add(op, *(places[i] for i in sources)))

@@ -1,4 +1,4 @@
-"""Average and maximum over windows of an image."""
+"""Averages and maxima over windows of an image."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from polycert.rules.op import Decomposition
 from polycert.rules.registry import Call, rule
 
 SMALL_WINDOW = 5  # up to this size, a convolution for each pixel of a window is cheap
-LARGEST_WINDOW = 4096
+LARGEST_WINDOW = 4096  # pixels
 
 
 @dataclass(frozen=True, eq=False)
 class AvgPool2d(Conv2d):
-    """Mean over windows; its weights 1 / (kh kw) are rounded numbers."""
+    """A mean over windows. Its weights 1 / (kh kw) are rounded numbers."""
 
     stored_weights: bool = False
 
@@ -36,10 +36,6 @@ def _pool(call: Call, kernel: Pair, stride: Pair, padding: Pair) -> AvgPool2d:
         (channels, 1, *kernel), 1 / (kernel[0] * kernel[1]), dtype=call.like.dtype, device=call.like.device
     )
     return AvgPool2d(weight, None, call.in_shapes[0], call.out_shape, stride, padding, (1, 1), groups=channels)
-
-
-def _two(values: int | list[int]) -> Pair:
-    return (values, values) if isinstance(values, int) else (values[0], values[-1])
 
 
 @rule(
@@ -53,8 +49,8 @@ def _two(values: int | list[int]) -> Pair:
     ),
 )
 def _avg_pool2d(call: Call) -> AvgPool2d:
-    kernel = _two(call.get(1, "kernel_size"))
-    stride, padding = _two(call.get(2, "stride") or list(kernel)), _two(call.get(3, "padding", 0))
+    kernel = pair_of(call.get(1, "kernel_size"))
+    stride, padding = pair_of(call.get(2, "stride") or list(kernel)), pair_of(call.get(3, "padding", 0))
     ceil, divisor = call.get(4, "ceil_mode", False), call.get(6, "divisor_override")
     if ceil or divisor is not None:
         raise ValueError("avg_pool2d with ceil_mode or divisor_override is not supported")
@@ -80,7 +76,7 @@ def _adaptive_avg_pool2d(call: Call) -> AvgPool2d:
 
 
 class PoolWindows(NamedTuple):
-    """Where a pooling op looks: kernel, stride, padding before, dilation, and the size of its output."""
+    """How the windows of a pooling op lie: kernel, stride, padding before, dilation, and the size of the output."""
 
     kernel: Pair
     stride: Pair
@@ -90,18 +86,21 @@ class PoolWindows(NamedTuple):
 
 
 class WindowShift(Conv2d):
-    """One pixel of every window: a convolution with a single 1, which rounds nothing and keeps windows."""
+    """One pixel of every window: a convolution with a single 1. It rounds nothing, and windows stay windows."""
 
     @property
     def terms(self) -> tuple[int, int]:
-        """Nothing is added."""
+        """Zero terms: nothing is added."""
         return (0, 0)
 
 
 def max_pool(in_shape: Shape, windows: PoolWindows, like: Tensor) -> Decomposition:
-    """The maximum over windows of an image `[C, H, W]`: of one image for each place in the window."""
-    recipe = Decomposition(in_shape)
-    rows, columns = (_looked_at(in_shape[k + 1], windows, k) for k in (0, 1))
+    """Return the maximum over windows of an image `[C, H, W]`.
+
+    It is the maximum of one image for each place in the window.
+    """
+    decomposition = Decomposition(in_shape)
+    rows, columns = (_window_pixels(in_shape[k + 1], windows, k) for k in (0, 1))
     if windows.kernel[0] * windows.kernel[1] > LARGEST_WINDOW:
         raise ValueError(f"a maximum is supported over windows of at most {LARGEST_WINDOW} pixels")
     inside = (
@@ -115,16 +114,17 @@ def max_pool(in_shape: Shape, windows: PoolWindows, like: Tensor) -> Decompositi
     candidates = []
     for i, j in product(range(windows.kernel[0]), range(windows.kernel[1])):
         if inside:
-            candidates.append(recipe.add(_slide(in_shape, windows, (i, j), like), 0))
+            candidates.append(decomposition.add(_window_shift(in_shape, windows, (i, j), like), 0))
         else:
             places = places_of(in_shape, like)[:, rows[:, i]][:, :, columns[:, j]]
-            candidates.append(recipe.add(Pick.of(places, in_shape), 0))
-    best = largest(recipe, candidates)
-    assert best == len(recipe.shapes) - 1
-    return recipe
+            candidates.append(decomposition.add(Pick.of(places, in_shape), 0))
+    best = largest(decomposition, candidates)
+    assert best == len(decomposition.shapes) - 1
+    return decomposition
 
 
-def _slide(in_shape: Shape, windows: PoolWindows, at: Pair, like: Tensor) -> WindowShift:
+def _window_shift(in_shape: Shape, windows: PoolWindows, at: Pair, like: Tensor) -> WindowShift:
+    """Return the convolution that picks the pixel `at` of every window."""
     channels = in_shape[0]
     weight = like.new_zeros(channels, 1, *windows.kernel)
     weight[:, :, at[0], at[1]] = 1
@@ -132,8 +132,11 @@ def _slide(in_shape: Shape, windows: PoolWindows, at: Pair, like: Tensor) -> Win
     return WindowShift(weight, None, in_shape, out_shape, windows.stride, (0, 0), windows.dilation, channels)
 
 
-def _looked_at(size: int, windows: PoolWindows, axis: int) -> Tensor:
-    """`[out, kernel]`: the pixels of each window along an axis; beyond the border, one inside stands in."""
+def _window_pixels(size: int, windows: PoolWindows, axis: int) -> Tensor:
+    """Return the pixels of each window along an axis, `[out, kernel]`.
+
+    A pixel beyond the border is replaced by one inside.
+    """
     steps = torch.arange(windows.size[axis]) * windows.stride[axis] - windows.padding[axis]
     found = steps[:, None] + torch.arange(windows.kernel[axis]) * windows.dilation[axis]
     inside = (found >= 0) & (found < size)

@@ -1,6 +1,6 @@
 """Recurrent layers over a fixed length, unrolled: RNN, GRU and LSTM, as layers and as cells, from a state of zeros.
 
-The states `h` and `c` are places in a recipe, or None for zeros.
+The states `h` and `c` are places in a decomposition, or None for zeros.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polycert.forms import Shape
 from polycert.rules.affine import Add, Elementwise, MatMul
-from polycert.rules.bilinear import product
+from polycert.rules.arithmetic import product
 from polycert.rules.examples import Example, Fn
 from polycert.rules.indexing import Concat, Pick, Reshape, places_of
 from polycert.rules.op import Decomposition, Op
@@ -24,7 +24,11 @@ State = tuple[int | None, int | None]
 
 
 class Weights(NamedTuple):
-    """Of one layer, the gates stacked: `[gates * hidden, inputs]` and `[gates * hidden, hidden]`, and their offsets."""
+    """The weights and offsets of one layer, with the gates stacked.
+
+    `inputs` is `[gates * hidden, inputs]`, `hidden` is `[gates * hidden, hidden]`, and each offset is `[gates *
+    hidden]`.
+    """
 
     inputs: Tensor
     hidden: Tensor
@@ -38,62 +42,62 @@ class Weights(NamedTuple):
 
 
 class CellBuilder:
-    """Builds one step after the other into a recipe."""
+    """Appends the steps of a cell to a decomposition, one after the other."""
 
-    def __init__(self, recipe: Decomposition, weights: Weights) -> None:
-        self.recipe, self.weights = recipe, weights
+    def __init__(self, decomposition: Decomposition, weights: Weights) -> None:
+        self.decomposition, self.weights = decomposition, weights
         self.shape: Shape = (weights.size,)
         self.like = weights.hidden.new_empty(0)
 
     def gates(self, x: int | None, weight: Tensor, offset: Tensor | None) -> list[int | None]:
-        """The affine part of every gate; None where there is neither a state nor an offset."""
+        """Append the affine part of every gate; it is None without a state."""
         parts = weight.split(self.weights.size)
         offsets = [None] * len(parts) if offset is None else offset.split(self.weights.size)
         if x is None:
             return [None] * len(parts)
-        source = self.recipe.shapes[x]
+        source = self.decomposition.shapes[x]
         return [
-            self.recipe.add(MatMul(part, shift, source, self.shape), x)
+            self.decomposition.add(MatMul(part, shift, source, self.shape), x)
             for part, shift in zip(parts, offsets, strict=True)
         ]
 
     def offset(self, gate: int) -> Tensor | None:
-        """What a gate adds although the state is zero."""
+        """Return what a gate adds although the state is zero."""
         given = self.weights.hidden_offset
         return None if given is None else given.split(self.weights.size)[gate].unsqueeze(0)
 
     def both(self, x: int, h: int | None, gate: int) -> int:
-        """Sum of the parts from the input and from the state."""
+        """Append the sum of a gate's parts from the input and from the state."""
         if h is not None:
             return self.add(x, h)
         shift = self.offset(gate)
-        return x if shift is None else self.recipe.add(Elementwise(None, shift, self.shape), x)
+        return x if shift is None else self.decomposition.add(Elementwise(None, shift, self.shape), x)
 
     def add(self, first: int, second: int, sign: int = 1) -> int:
-        """Sum or difference."""
-        return self.recipe.add(Add(self.shape, (1, sign)), first, second)
+        """Append a sum or difference."""
+        return self.decomposition.add(Add(self.shape, (1, sign)), first, second)
 
     def times(self, first: int, second: int) -> int:
-        """Product of two places."""
-        return self.recipe.follow(product(self.shape, self.like), first, second)
+        """Append a product."""
+        return self.decomposition.follow(product(self.shape, self.like), first, second)
 
     def sigmoid(self, x: int) -> int:
-        """The gates' activation."""
-        return self.recipe.add(Tanh(self.shape, shift=0.5, outer=0.5, inner=0.5), x)
+        """Append the gates' activation."""
+        return self.decomposition.add(Tanh(self.shape, shift=0.5, outer=0.5, inner=0.5), x)
 
     def tanh(self, x: int) -> int:
-        """The states' activation."""
-        return self.recipe.add(Tanh(self.shape), x)
+        """Append the states' activation."""
+        return self.decomposition.add(Tanh(self.shape), x)
 
     def sums(self, x: int, h: int | None) -> list[int]:
-        """All gates before their activations."""
+        """Append all gates before their activations."""
         given = self.weights
         first = self.gates(x, given.inputs, given.input_offset)
         second = self.gates(h, given.hidden, given.hidden_offset)
         return [self.both(a, b, k) for k, (a, b) in enumerate(zip(first, second, strict=True)) if a is not None]
 
     def lstm(self, x: int, state: State) -> State:
-        """`c = f c + i g`, `h = o tanh(c)`."""
+        """Append `c = f c + i g` and `h = o tanh(c)`."""
         h, c = state
         i, f, g, o = self.sums(x, h)
         new = self.times(self.sigmoid(i), self.tanh(g))
@@ -102,7 +106,7 @@ class CellBuilder:
         return self.times(self.sigmoid(o), self.tanh(new)), new
 
     def gru(self, x: int, state: State) -> State:
-        """`n = tanh(W x + r (U h + b))`, `h = n + z (h - n)`."""
+        """Append `n = tanh(W x + r (U h + b))` and `h = n + z (h - n)`."""
         h, given = state[0], self.weights
         first = [a for a in self.gates(x, given.inputs, given.input_offset) if a is not None]
         second = self.gates(h, given.hidden, given.hidden_offset)
@@ -112,19 +116,19 @@ class CellBuilder:
         if second[2] is not None:
             candidate = self.add(candidate, self.times(r, second[2]))
         elif shift is not None:
-            scaled = self.recipe.add(Elementwise(shift, None, self.shape, stored_weights=True), r)
+            scaled = self.decomposition.add(Elementwise(shift, None, self.shape, stored_weights=True), r)
             candidate = self.add(candidate, scaled)
         n = self.tanh(candidate)
         back = self.times(z, n if h is None else self.add(h, n, -1))
         return self.add(n, back, -1 if h is None else 1), None
 
     def rnn_tanh(self, x: int, state: State) -> State:
-        """`tanh(W x + U h + b)`."""
+        """Append `tanh(W x + U h + b)`."""
         return self.tanh(self.sums(x, state[0])[0]), None
 
     def rnn_relu(self, x: int, state: State) -> State:
-        """`relu(W x + U h + b)`."""
-        return self.recipe.add(Relu(self.shape), self.sums(x, state[0])[0]), None
+        """Append `relu(W x + U h + b)`."""
+        return self.decomposition.add(Relu(self.shape), self.sums(x, state[0])[0]), None
 
 
 KINDS: dict[str, Callable[[CellBuilder, int, State], State]] = {
@@ -136,12 +140,12 @@ KINDS: dict[str, Callable[[CellBuilder, int, State], State]] = {
 
 
 def unrolled(kind: str, layers: list[Weights], shape: Shape, like: Tensor) -> Decomposition:
-    """Layers over `[length, inputs]`, giving the states `[length, hidden]` of the last one."""
-    recipe = Decomposition(shape)
+    """Return layers over `[length, inputs]`, which give the states `[length, hidden]` of the last one."""
+    decomposition = Decomposition(shape)
     places = places_of(shape, like)
-    steps = [recipe.add(Pick.of(places[t], shape), 0) for t in range(shape[0])]
+    steps = [decomposition.add(Pick.of(places[t], shape), 0) for t in range(shape[0])]
     for weights in layers:
-        cell = CellBuilder(recipe, weights)
+        cell = CellBuilder(decomposition, weights)
         state: State = (None, None)
         outputs: list[int] = []
         for x in steps:
@@ -149,12 +153,13 @@ def unrolled(kind: str, layers: list[Weights], shape: Shape, like: Tensor) -> De
             outputs += [h for h in state[:1] if h is not None]
         steps = outputs
     tall = (1, layers[-1].size)
-    rows = [recipe.add(Reshape(tall[1:], tall), h) for h in steps]
-    recipe.several = (recipe.add(Concat((tall,) * len(rows), 0), *rows),)
-    return recipe
+    rows = [decomposition.add(Reshape(tall[1:], tall), h) for h in steps]
+    decomposition.several = (decomposition.add(Concat((tall,) * len(rows), 0), *rows),)
+    return decomposition
 
 
 def _zero(value: Any) -> bool:
+    """Whether a value is a constant of zeros."""
     return isinstance(value, Tensor) and not bool(value.any())
 
 
@@ -224,7 +229,7 @@ def _twice(cell: nn.Module) -> nn.Module:
 def _cell(call: Call) -> Op | Decomposition:
     kind = call.target.split(".")[1].removesuffix("_cell")
     given = list(call.args[1]) if kind == "lstm" else [call.args[1]]
-    recipe = Decomposition(*call.in_shapes)
+    decomposition = Decomposition(*call.in_shapes)
     state: list[int | None] = [None, None]
     place = 1
     for k, value in enumerate(given):
@@ -232,8 +237,8 @@ def _cell(call: Call) -> Op | Decomposition:
             state[k], place = place, place + 1
         elif not _zero(value):
             raise ValueError("a constant state of a recurrent cell must be zero")
-    cell = CellBuilder(recipe, Weights(call.args[2], call.args[3], call.get(4, "b_ih"), call.get(5, "b_hh")))
+    cell = CellBuilder(decomposition, Weights(call.args[2], call.args[3], call.get(4, "b_ih"), call.get(5, "b_hh")))
     new = KINDS[kind](cell, 0, (state[0], state[1]))
     if kind == "lstm":
-        recipe.several = tuple(p for p in new if p is not None)
-    return recipe
+        decomposition.several = tuple(p for p in new if p is not None)
+    return decomposition

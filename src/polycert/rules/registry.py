@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Arguments(tuple[Any, ...]):
-    """Positional arguments that remember which of them were looked at."""
+    """Positional arguments that remember which of them were read."""
 
     def __new__(cls, values: Iterable[Any], read: set[int | str]) -> Arguments:
-        """The values, and where to note the positions."""
+        """Keep the values and the set that notes which positions were read."""
         made = super().__new__(cls, values)
         made.read = read
         return made
@@ -35,7 +35,7 @@ class Arguments(tuple[Any, ...]):
     read: set[int | str]
 
     def __getitem__(self, place: Any) -> Any:
-        """One of them or several."""
+        """Return one argument or several."""
         found = super().__getitem__(place)
         self.read.update(range(*place.indices(len(self))) if isinstance(place, slice) else [place % len(self)])
         return found
@@ -43,9 +43,9 @@ class Arguments(tuple[Any, ...]):
 
 @dataclass(frozen=True)
 class Call:
-    """One call in a traced program, with its tensors resolved: what a rule's builder sees.
+    """One call in a traced program with its tensors resolved, as the builder of a rule sees it.
 
-    It notes in `read` which arguments the builder looks at: one that is not looked at must be at its default.
+    `read` notes the arguments that the builder reads. All others must be at their defaults.
     """
 
     target: str
@@ -61,7 +61,7 @@ class Call:
         object.__setattr__(self, "args", Arguments(tuple(self.args), self.read))
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument by position or name."""
+        """Return an argument by position or name."""
         if position < len(self.args):
             return self.args[position]
         self.read.add(name)
@@ -69,13 +69,13 @@ class Call:
 
 
 class Value:
-    """Stands for a node of the graph among a call's arguments."""
+    """A node of the graph among a call's arguments."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
 
-# A rule gives an op, or a recipe of several (see `Decomposition` in `rules/op.py`).
+# A rule gives an op, or several (see `Decomposition` in `rules/op.py`).
 Builder = Callable[[Call], Union[Op, "Decomposition"]]
 AnyBuilder = TypeVar("AnyBuilder", bound=Builder)
 Family = Literal[
@@ -86,7 +86,7 @@ ACTIVATION_FAMILIES: tuple[Family, ...] = ("piecewise linear", "S-shaped", "conv
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """What is declared of an op. How it is written to ONNX files, the ops that it becomes know (`Op.write`)."""
+    """What is declared of an op. How it is written to ONNX files is a matter of the ops it becomes (`Op.write`)."""
 
     targets: tuple[str, ...]  # the names that `torch.export` gives it
     build: Builder
@@ -108,7 +108,7 @@ def rule(
     by_shape: Iterable[str] = (),
     examples: Iterable[Example] = (),
 ) -> Callable[[AnyBuilder], AnyBuilder]:
-    """Declare an op by the builder below.
+    """Declare an op; the decorated function builds it.
 
     Examples that call an op by its own name add it to the targets. An activation without examples gets one for each
     target.
@@ -127,30 +127,30 @@ def rule(
 
 
 def rules() -> list[Rule]:
-    """All of them, each once."""
+    """Return all rules, each once."""
     return list(dict.fromkeys(RULES.values()))
 
 
 def onnx_rules() -> dict[str, Rule]:
-    """The rules by the names of the ONNX ops that are read into them."""
+    """Return the rules by the names of the ONNX ops that are read into them."""
     return {name: found for found in rules() for name in found.onnx}
 
 
 def layers(*families: Family) -> dict[str, type[nn.Module]]:
-    """Torch's layers by their names in architectures: those of some families, or all."""
+    """Return torch's layers of some families, or of all, by their names in architectures."""
     chosen = [found for found in rules() if not families or found.family in families]
     return {name: layer for found in chosen for name, layer in found.layers.items()}
 
 
 def nearest(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """The supported names that are written like the unknown ones; all of them if an unknown name is like none."""
+    """Return the supported names that are written like the unknown ones, or all if one of these is like none."""
     names = sorted(set(known))
     alike = [difflib.get_close_matches(one, names, n=4, cutoff=0.5) for one in unknown]
     return ", ".join(sorted({name for found in alike for name in found}) if all(alike) else names)
 
 
 def nearest_targets(unknown: Iterable[str]) -> str:
-    """The supported ops that are named most like the unknown targets."""
+    """Return the supported ops whose names are most like the unknown targets."""
     return nearest((_plain(target) for target in unknown), map(_plain, RULES))
 
 
@@ -160,7 +160,7 @@ def _plain(target: str) -> str:
 
 @contextmanager
 def scratch() -> Iterator[None]:
-    """What is declared inside is forgotten at the end: for trying rules out."""
+    """Forget at the end what was declared inside, for trying rules out."""
     before = dict(RULES)
     try:
         yield
@@ -170,7 +170,7 @@ def scratch() -> Iterator[None]:
 
 
 def constant_rows(value: Tensor | float, shape: Shape, like: Tensor) -> Tensor:
-    """A constant operand broadcast to `[1, *shape]`."""
+    """Return a constant operand broadcast to `[1, *shape]`."""
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=like.dtype, device=like.device)
     if not tensor.is_floating_point():
         tensor = tensor.to(like)

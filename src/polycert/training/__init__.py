@@ -1,4 +1,4 @@
-"""Training: recipes, schedules, a loop that can be killed and resumed."""
+"""Training: recipes, schedules, and a loop that can be killed and resumed."""
 
 from polycert.training.loop import Run, TrainingProgress, prepare, train
 from polycert.training.recipe import Recipe, make_recipe

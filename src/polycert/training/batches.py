@@ -1,4 +1,4 @@
-"""Which samples a step sees, and how they are changed: split, order, a process's share, flips and shifts; all keyed."""
+"""Which samples a step sees: split, order, a process's share, flips and shifts, all by keyed random numbers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Augmentation(NamedTuple):
     shift: int
 
     def __call__(self, x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
-        """The images `[batch, C, H, W]`, changed."""
+        """Return the augmented images, `[batch, C, H, W]`."""
         flipped = _flipped(x, seed, epoch, index) if self.flips else x
         return _shifted(flipped, self.shift, seed, epoch, index) if self.shift else flipped
 
 
 def _flipped(x: Tensor, seed: int, epoch: int, index: Tensor) -> Tensor:
-    """The images, half of them mirrored."""
+    """Return the images, mirrored with probability one half."""
     mirror = keyed_random.uniform(seed, epoch, "flip", index).to(x.device) < 0.5
     return torch.where(mirror.reshape(-1, 1, 1, 1), x.flip(3), x)
 
 
 def _shifted(x: Tensor, most: int, seed: int, epoch: int, index: Tensor) -> Tensor:
-    """Images shifted down and to the right by -most to most pixels, all equally likely; zeros move in."""
+    """Return images shifted down and right by -most to most pixels, all equally likely; zeros fill the border."""
     height, width = x.shape[2:]
     down, right = (
         (keyed_random.uniform(seed, epoch, axis, index) * (2 * most + 1)).long().to(x.device)
@@ -60,13 +60,13 @@ AUGMENTATIONS = {
 
 
 def augmentation(name: str, shift: int | None = None) -> Augmentation:
-    """One by name, with another largest shift if one is given."""
+    """Return the augmentation of that name, with another largest shift if one is given."""
     found = AUGMENTATIONS[name]
     return found if shift is None else found._replace(shift=shift)
 
 
 class Batch(NamedTuple):
-    """One step's samples on this process, and its random choices."""
+    """The samples of one step on this process, and the step's random draws."""
 
     x: Tensor
     y: Tensor
@@ -75,7 +75,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """The training set in two parts; the test set is never opened here."""
+    """The training set, split in training and validation samples. The test set is never opened here."""
 
     x: Tensor
     y: Tensor
@@ -84,7 +84,7 @@ class TrainingSet:
 
     @staticmethod
     def load(recipe: Recipe, directory: Path | None = None, device: torch.device | None = None) -> TrainingSet:
-        """Read the training set and hold out the validation samples, the same ones for every seed."""
+        """Read the training set and hold out the validation samples, which are the same for every seed."""
         found = data.load(recipe.dataset, "train", directory)
         training, validation = split(len(found), recipe.validation)
         if len(training) < recipe.batch:
@@ -95,11 +95,11 @@ class TrainingSet:
         return TrainingSet(found.x.to(device), found.y.to(device), training, validation)
 
     def steps(self, recipe: Recipe) -> int:
-        """Whole batches of an epoch; what is left over takes part in another epoch."""
+        """Return the number of whole batches in an epoch; samples left over take part in another epoch."""
         return len(self.training) // recipe.batch
 
     def epoch(self, recipe: Recipe, epoch: int, rank: int = 0, processes: int = 1) -> Iterator[Batch]:
-        """The batches of an epoch; of several processes each gets every n-th sample."""
+        """Yield the batches of an epoch. Each of n processes gets every n-th sample of a batch."""
         order = self.training[keyed_random.bits(recipe.seed, epoch, "order", self.training).argsort()]
         change = augmentation(recipe.augment, recipe.shift)
         for whole in order[: self.steps(recipe) * recipe.batch].split(recipe.batch):
@@ -109,7 +109,10 @@ class TrainingSet:
 
 
 def split(count: int, held_out: int) -> tuple[Tensor, Tensor]:
-    """Indices for training and validation. Not a matter of the seed: what one run holds out no other one learns."""
+    """Return the indices for training and for validation.
+
+    They do not depend on the seed: what one run holds out, no other run learns.
+    """
     if held_out >= count:
         raise PolycertError(
             f"recipe: key 'validation': must be below {count}, the training samples there are, got {held_out}"

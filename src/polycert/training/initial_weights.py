@@ -1,8 +1,8 @@
-"""Weights to begin a run with: a published model's, or a file's, with its dead units revived.
+"""Initial weights of a run, from a published model or a file, and the revival of its dead units.
 
-Training for large radii kills units: on MNIST at eps 0.3 many filters of a small network end up constant. A copy of a
-living unit in the place of an idle one, with the weights that lead out of it shared between the two, changes the
-function and its interval bounds no more than the idle unit did; from there the two can part.
+Training for large radii kills units: on MNIST at eps 0.3 many filters of a small network end up constant. An idle unit
+is replaced by a copy of a living one, and the two share the weights that lead out of it. This changes the function and
+its interval bounds no more than the removal of the idle unit does, and training can then move the two apart.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _JOINTS: dict[tuple[type, type], list[type]] = {
     (nn.Conv2d, nn.Conv2d): [],
     (nn.Conv2d, nn.Linear): [nn.Flatten],
 }
-IDLE = 0.01  # of the largest effect on the next layer: units with less are idle
+IDLE = 0.01  # units with less than this share of the largest effect on the next layer are idle
 
 
 class InitialWeights(NamedTuple):
-    """A model's file, and where its recipe is if there is one."""
+    """A model's file, and the path that its recipe has if there is one."""
 
     model: Path
     recipe: Path
@@ -44,8 +44,8 @@ def begin_with(module: nn.Module, recipe: Recipe, start: str) -> None:
     """Copy the weights of a model of the same architecture into the module.
 
     Args:
-        module: what is going to be trained.
-        recipe: how; none of the samples that it holds out may the start have learnt.
+        module: the network that is going to be trained.
+        recipe: the recipe; the start must not have learnt any sample that it holds out.
         start: a name in the zoo, or a file.
     """
     found = _find(start)
@@ -63,6 +63,7 @@ def begin_with(module: nn.Module, recipe: Recipe, start: str) -> None:
 
 
 def _check_held_out(before: Recipe, recipe: Recipe) -> None:
+    """Refuse a start whose recipe `before` held out fewer samples than this one."""
     if before.dataset == recipe.dataset and before.validation < recipe.validation:
         raise _refused(
             f"{recipe.start!r} held out {before.validation} samples and has learnt some of this recipe's "
@@ -75,6 +76,7 @@ def _refused(why: str) -> PolycertError:
 
 
 def _find(start: str) -> InitialWeights:
+    """Return the files of a start: those of a model of the zoo, or a file and its neighbour."""
     path = Path(start)
     if path.is_file():
         return InitialWeights(path, RunFolder(path.parent).recipe)
@@ -87,15 +89,15 @@ def _find(start: str) -> InitialWeights:
 
 @torch.no_grad()
 def revive_dead_units(module: nn.Sequential, x: Tensor, ball: Ball, spread: float, seed: int) -> int:
-    """Make copies of living units of idle ones, layer by layer; how many.
+    """Replace idle units by copies of living ones, layer by layer; returns the number of replaced units.
 
     Args:
-        module: layers with weights; only pairs with nothing but ReLUs between them are looked at, and convolutions
-            whose channels are flattened for a dense layer.
-        x, ball: samples `[n, *input_shape]` and the set around each, where a unit is idle or is not.
-        spread: how unevenly a unit and its copy share the weights that lead out, in relative terms; 0 leaves them
+        module: the layers. Only pairs of weighted layers with nothing but ReLUs between them are changed, and
+            convolutions whose channels are flattened for a dense layer.
+        x, ball: samples `[n, *input_shape]` and the set around each, over which a unit counts as idle.
+        spread: how unevenly a unit and its copy share the weights that lead out, in relative terms; with 0 they stay
             equal for ever.
-        seed: of the shares.
+        seed: seed of the shares.
     """
     generator = torch.Generator().manual_seed(seed)
     revived = 0
@@ -110,7 +112,7 @@ def revive_dead_units(module: nn.Sequential, x: Tensor, ball: Ball, spread: floa
         idle = effect <= IDLE * effect.max()
         if idle.all():
             continue
-        # What constant units add to the next layer's outputs; right but for the border of one with padding.
+        # The bias takes up what constant units add to the next layer; at a padded border this is not exact.
         assert following.bias is not None
         following.bias += outgoing.sum(2)[:, idle] @ ((lowest + highest) / 2)[idle]
         outgoing[:, idle] = 0
@@ -122,24 +124,24 @@ def revive_dead_units(module: nn.Sequential, x: Tensor, ball: Ball, spread: floa
 
 
 def _plain(layer: Weighted) -> bool:
-    """Whether every output sees every unit, and has a bias that takes up what is constant."""
+    """Return whether every output depends on every unit, and has a bias that can take up what is constant."""
     return layer.bias is not None and (isinstance(layer, nn.Linear) or layer.groups == 1)
 
 
 def _outgoing(following: Weighted, units: int) -> Tensor:
-    """The weights that lead out of the units or channels before a layer, a view `[out, units, weights of each]`."""
+    """Return the weights that lead out of the units or channels before a layer, a view `[out, units, weights]`."""
     return following.weight.view(len(following.weight), units, -1)
 
 
 def _range(part: nn.Sequential, x: Tensor, ball: Ball) -> tuple[Tensor, Tensor]:
-    """The least and the largest value of each unit or channel after its ReLU, by intervals, over all samples."""
+    """Return bounds by intervals of each unit or channel after its ReLU over all samples, `[units]` each."""
     found = bounds(part, x, ball, method="ibp", rigorous=False)
     units = [0, *range(2, found.lower.dim())]
     return found.lower.amin(units).relu(), found.upper.amax(units).relu()
 
 
 def _largest(weight: Tensor, living: Tensor) -> list[int]:
-    """The living units, those with the largest weights first."""
+    """Return the living units, those with the largest weights first."""
     size = weight.flatten(1).norm(dim=1).masked_fill(~living, -1.0)
     return [int(unit) for unit in size.argsort(descending=True)[: int(living.sum())]]
 
@@ -151,7 +153,7 @@ def _split(
     for tensor in layer.parameters():  # weight and bias
         tensor[unit] = tensor[source]
     half = outgoing[:, source] / 2
-    # Shares of one sign add up to what they were in absolute value too, which is what intervals see.
+    # Shares of one sign also add up in absolute value, so the interval bounds stay the same.
     uneven = half * (spread * torch.randn(half.shape, generator=generator).to(half)).clamp(-1, 1)
     outgoing[:, unit] = half + uneven
     outgoing[:, source] = half - uneven

@@ -16,28 +16,27 @@ from torch import Tensor, nn
 from polycert.attacks.pgd import margin_of, pgd_attack
 from polycert.bounding.chunking import batch_size_for
 from polycert.certification.certify import envelope
-from polycert.errors import PolycertError
+from polycert.errors import PolycertError, reason
 from polycert.graph import Graph, Network, capture
 from polycert.losses import Draws
 from polycert.models.architectures import ARCHITECTURES, Architecture, build
 from polycert.models.model_files import save
-from polycert.records.run_folder import RunFolder
+from polycert.records.run_folder import Checkpoint, RunFolder
 from polycert.runtime.execution import Processes
 from polycert.sets.ball import Ball
 from polycert.training.batches import Batch, TrainingSet
 from polycert.training.initial_weights import begin_with, revive_dead_units
 from polycert.training.recipe import Recipe
 from polycert.training.recipe_files import to_toml
-from polycert.training.resume import restore, snapshot
 
 log = logging.getLogger(__name__)
 
-LOOK = 1000  # samples that tell idle units from living ones
-PREDICTED = 500  # samples at a time in validation
+LOOK = 1000  # samples over which units count as idle or living
+PREDICTED = 500  # samples of a batch of predictions in validation
 
 
 class TrainingProgress(NamedTuple):
-    """What a progress report is told after every step, and once more after every epoch with its metrics."""
+    """The argument of a progress report, which is called after every step, and after every epoch with its metrics."""
 
     step: int
     steps: int
@@ -61,14 +60,14 @@ class Objective(nn.Module):
         self.module, self.network = module, network
 
     def forward(self, loss: nn.Module, x: Tensor, y: Tensor, ball: Ball, draws: Draws) -> Tensor:
-        """The loss at these samples."""
+        """Return the loss at these samples, a scalar."""
         value: Tensor = loss(self.network, x, y, ball, draws)
         return value
 
 
 @dataclass(eq=False)
 class Run:
-    """A run in progress."""
+    """A training run: recipe, samples, folder, network, optimiser, and what has been reached."""
 
     recipe: Recipe
     samples: TrainingSet
@@ -79,7 +78,7 @@ class Run:
     architecture: Architecture
     optimiser: torch.optim.Adam
     objective: nn.Module
-    watched: Network  # the averaged module's
+    watched: Network  # the graph of the averaged module
     evaluation_batch: int
     best: float = float("inf")
     seconds: float = 0.0
@@ -87,7 +86,7 @@ class Run:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """The shape of one sample."""
         return tuple(self.samples.x.shape[1:])
 
     def begin(self) -> None:
@@ -103,7 +102,7 @@ class Run:
         self._follow(1.0)
 
     def step(self, batch: Batch, now: float) -> Tensor:
-        """One step of the optimiser; the loss, detached."""
+        """Take a step of the optimiser at the time `now` in epochs; returns the loss, detached."""
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.learning_rate(now)
         self.optimiser.zero_grad(set_to_none=True)
@@ -119,6 +118,7 @@ class Run:
         return found
 
     def _clip(self, most: float) -> None:
+        """Scale the gradients so that their common norm is at most `most`."""
         norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
         if not bool(torch.isfinite(norm)):
             raise FloatingPointError
@@ -126,18 +126,19 @@ class Run:
             nn.utils.clip_grads_with_norm_(self.module.parameters(), most, norm)
 
     def _average(self, now: float) -> None:
-        """Let the average follow; until the step before it counts, it need not."""
+        """Update the average of the weights, from two steps before it counts."""
         if self.recipe.average is None or now + 2 / self.samples.steps(self.recipe) < self.recipe.average_from:
             return
         self._follow(1 - self.recipe.average if now >= self.recipe.average_from else 1.0)
 
     @torch.no_grad()
     def _follow(self, weight: float) -> None:
+        """Move the average towards the weights, by a share `weight` of the way."""
         for mean, value in zip(self.averaged.parameters(), self.module.parameters(), strict=True):
             mean.lerp_(value, weight)
 
     def epoch(self, epoch: int, report: Report) -> dict[str, Any]:
-        """All steps of an epoch, then validation."""
+        """Take all steps of an epoch, then validate; returns the epoch's metrics."""
         steps, clock, work = self.samples.steps(self.recipe), time.perf_counter(), time.process_time()
         total = torch.zeros((), dtype=torch.float64)
         batches = self.samples.epoch(self.recipe, epoch, self.processes.rank, self.processes.count)
@@ -148,7 +149,9 @@ class Run:
                 raise Diverged(self._not_finite(epoch, k)) from None
             total += loss.double().cpu()
             report(TrainingProgress(epoch * steps + k + 1, self.recipe.epochs * steps, epoch, float(loss)))
-        if not all(bool(torch.isfinite(p).all()) for p in self.module.parameters()):  # no later step shows it
+        if not all(
+            bool(torch.isfinite(p).all()) for p in self.module.parameters()
+        ):  # the last step is checked by no later one
             raise Diverged(self._not_finite(epoch, steps - 1))
         trained = time.perf_counter() - clock
         last = epoch + (steps - 1) / steps
@@ -163,6 +166,7 @@ class Run:
         return row | {"seconds_training": round(trained, 3)}
 
     def _not_finite(self, epoch: int, step: int) -> str:
+        """Return the error sentence for a loss or gradient that is not finite."""
         kept = (
             f"the state after epoch {epoch} is kept in {str(self.folder.path)!r}" if epoch else "no epoch was finished"
         )
@@ -172,20 +176,20 @@ class Run:
         )
 
     def validate(self) -> dict[str, float]:
-        """Of the model that would be saved now."""
+        """Return the validation errors of the model that would be saved now, in per cent."""
         index = self.samples.validation
         x, y = self.samples.x[index], self.samples.y[index]
         return validate(self.watched, x, y, self.recipe.ball(), self.recipe.certified, self.evaluation_batch)
 
     def keep(self, epoch: int, row: dict[str, Any]) -> None:
-        """Write everything that the epoch has changed."""
+        """Write the metrics, the model if it is the one to save, and a checkpoint."""
         self.folder.add_metrics(row)
         if self._better(row):
             save(self.averaged, self.folder.model, self.architecture, self.shape)
         self.folder.write(epoch + 1, snapshot(self))
 
     def _better(self, row: dict[str, Any]) -> bool:
-        """Whether this epoch's model is the one to save."""
+        """Return whether this epoch's model is the one to save."""
         if self.recipe.select == "last" or row["eps"] < self.recipe.target:
             return True
         if row["validation_CRE"] >= self.best:
@@ -203,7 +207,7 @@ def prepare(
     memory: int | None = None,
     processes: Processes | None = None,
 ) -> Run:
-    """A run at its very beginning: weights from the seed, nothing written."""
+    """Return a run before its first step: its weights are drawn by the seed, and nothing is written yet."""
     device, processes = device or torch.device("cpu"), processes or Processes()
     if recipe.batch < processes.count:
         raise PolycertError(
@@ -237,14 +241,14 @@ def prepare(
 def train(
     run: Run, *, resume: bool = False, report: Report = lambda _: None, warn: Callable[[str], None] = log.warning
 ) -> dict[str, Any]:
-    """Train to the end of the recipe; the last epoch's metrics.
+    """Train to the end of the recipe; returns the last epoch's metrics.
 
     Args:
         run: from `prepare`.
-        resume: continue from the folder's last checkpoint: on one kind of machine bit for bit what an uninterrupted
-            run gives.
+        resume: continue from the folder's last checkpoint. On one kind of machine the result is bit for bit that of an
+            uninterrupted run.
         report: called after every step and every epoch.
-        warn: told what may make a resumed run differ in its last bits.
+        warn: called with each reason why a resumed run may differ in its last bits.
     """
     begin, row = 0, {}
     if resume:
@@ -268,7 +272,7 @@ def train(
 
 
 def validate(net: Network, x: Tensor, y: Tensor, ball: Ball, certified: int, batch_size: int) -> dict[str, float]:
-    """Clean error on all samples and certified error on the first `certified` of them, in per cent."""
+    """Return the clean error on all samples and the certified error on the first `certified` of them, in per cent."""
     if not len(x):
         return {}
     with torch.no_grad():
@@ -284,15 +288,91 @@ def validate(net: Network, x: Tensor, y: Tensor, ball: Ball, certified: int, bat
 
 @torch.no_grad()
 def _proved(net: Network, graph: Graph, x: Tensor, y: Tensor, ball: Ball) -> Tensor:
-    """Whether `ibp` or `crown` proves the whole ball. What one step of an attack breaks is not asked: bounds cost more.
+    """Return whether `ibp` or `crown` proves each sample's whole ball, `[batch]`.
 
-    Networks trained by intervals are often proved by nothing else.
+    Samples that one step of an attack breaks are left out, since bounds cost more. Both methods are tried, since
+    networks that are trained by intervals are often proved by intervals only.
     """
-    struck = pgd_attack(graph, ball.at(x), y, x, steps=1, step=1.0)
-    left = (margin_of(graph.forward(struck), y) > 0).nonzero().squeeze(1)
+    attacked = pgd_attack(graph, ball.at(x), y, x, steps=1, step=1.0)
+    left = (margin_of(graph.forward(attacked), y) > 0).nonzero().squeeze(1)
     proved = torch.zeros_like(y, dtype=torch.bool)
     for method in ("ibp", "crown"):
         if len(left):
             proved[left] = (envelope(net, x[left], y[left], ball, method=method).margins() > 0).all(1)
             left = left[~proved[left]]
     return proved
+
+
+def snapshot(run: Run) -> Checkpoint:
+    """Return all that the next epoch depends on: weights, their averages, the optimiser's moments, batch sizes."""
+    tensors = {f"model.{key}": value for key, value in run.module.state_dict().items()}
+    if run.averaged is not run.module:
+        tensors |= {f"average.{key}": value for key, value in run.averaged.state_dict().items()}
+    for position, state in run.optimiser.state_dict()["state"].items():
+        tensors |= {f"adam.{position}.{key}": value for key, value in state.items()}
+    facts = {
+        "best": None if run.best == float("inf") else run.best,
+        "seconds": run.seconds,
+        "seconds_cpu": run.seconds_cpu,
+        "recipe": run.recipe.plain(),
+        "evaluation_batch": run.evaluation_batch,
+        **_surroundings(run),
+    }
+    return Checkpoint(facts, tensors)
+
+
+def restore(run: Run, checkpoint: Checkpoint) -> list[str]:
+    """Put a fresh run into the state of a snapshot of the same recipe.
+
+    Returns a sentence for each difference that may change the last bits of the result.
+    """
+    try:
+        return _restored(run, checkpoint)
+    except (KeyError, RuntimeError) as error:
+        raise PolycertError(
+            f"the checkpoint in {str(run.folder.path)!r} does not fit this version ({reason(error)}): "
+            "train into another folder"
+        ) from None
+
+
+def _restored(run: Run, checkpoint: Checkpoint) -> list[str]:
+    """Do the work of `restore`; raises `KeyError` or `RuntimeError` if the checkpoint does not fit."""
+    facts, tensors = checkpoint
+    _check_recipe(facts["recipe"], run.recipe.plain())
+    run.module.load_state_dict(_under(tensors, "model."))
+    if run.averaged is not run.module:
+        run.averaged.load_state_dict(_under(tensors, "average."))
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, value in _under(tensors, "adam.").items():
+        position, _, name = key.partition(".")
+        moments.setdefault(int(position), {})[name] = value
+    run.optimiser.load_state_dict({**run.optimiser.state_dict(), "state": moments})
+    run.best = float("inf") if facts["best"] is None else facts["best"]
+    run.seconds, run.seconds_cpu, run.evaluation_batch = (
+        facts[key] for key in ("seconds", "seconds_cpu", "evaluation_batch")
+    )
+    return [
+        f"resumed with {key} {value} instead of {facts[key]}: the last bits may differ"
+        for key, value in _surroundings(run).items()
+        if facts[key] != value
+    ]
+
+
+def _surroundings(run: Run) -> dict[str, Any]:
+    """Return the facts that the last bits of a result may depend on."""
+    return {"torch": torch.__version__, "threads": torch.get_num_threads(), "processes": run.processes.count}
+
+
+def _check_recipe(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Refuse to resume a run by another recipe."""
+    keys = sorted(key for key in {*old, *new} - {"about"} if old.get(key) != new.get(key))
+    if keys:
+        raise PolycertError(
+            f"this run was started with other values of {', '.join(keys)}: resume with the same recipe, "
+            "or train into another folder"
+        )
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with the prefix, named without it."""
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""A recipe: everything that determines a training run, checked before it starts; and the training methods by name."""
+"""Recipes, which hold everything that determines a training run, and the training methods by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Values = Mapping[str, Any]
 
 
 class TrainingMethod(NamedTuple):
-    """The keys that a method needs, those it may take, and the loss for their values."""
+    """A training method: the keys that it needs, those that it may take, and the loss for their values."""
 
     needs: tuple[str, ...]
     takes: tuple[str, ...]
@@ -37,6 +37,7 @@ class TrainingMethod(NamedTuple):
 
 
 def _loss(kind: type[nn.Module], **fixed: Any) -> Callable[[Values], nn.Module]:
+    """Return a function that makes a loss from the values of a recipe's keys."""
     return lambda values: kind(**values, **fixed)
 
 
@@ -66,7 +67,7 @@ OWN_KEYS = sorted({key for method in METHODS.values() for key in method.needs + 
 
 
 def make_loss(name: str, values: Values, extras: Values) -> nn.Module:
-    """The loss of a method for the values of its keys, with what is added to it."""
+    """Return the loss of a method for the values of its keys, plus the terms `l1` and `stability` of `extras`."""
     method = METHODS[name]
     known = {key: values[key] for key in method.needs + method.takes if values.get(key) is not None}
     loss = method.make(known)
@@ -79,6 +80,8 @@ def make_loss(name: str, values: Values, extras: Values) -> nn.Module:
 
 
 def _one_of(names: tuple[str, ...]) -> BeforeValidator:
+    """Return a validator that accepts only these names."""
+
     def check(value: Any) -> Any:
         if value not in names:
             raise ValueError(f"must be one of {', '.join(names)}, got {value!r}")
@@ -88,6 +91,7 @@ def _one_of(names: tuple[str, ...]) -> BeforeValidator:
 
 
 def _norm(value: Any) -> Any:
+    """Return a norm as recipes write it; raises `ValueError` unless it is a number from 1, or infinity."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -101,20 +105,20 @@ class Recipe(BaseModel):
     """A training run. Numbers marked "over time" may be schedules; times are in epochs.
 
     Attributes:
-        dataset, architecture, activation: what is trained on what.
+        dataset, architecture, activation: the samples and the network.
         method: a training method of `METHODS`; warm_up_method is used for the first `warm_up` epochs.
         norm, target: the ball that counts in validation; `eps`, over time, is the radius in training.
         minimum: how hidden layers are bounded for norms below inf, as in `Ball`.
         epochs, batch, seed: length, samples per step, and the seed of everything random.
         validation: samples of the training set held out; certified: how many of them are certified each epoch.
         lr: learning rate of Adam over time; lr_warm_up: epochs of a linear start.
-        clip: largest norm of the whole gradient; weight_decay: of Adam.
-        average: decay of an exponential average of the weights, from epoch `average_from` on; it is what is saved.
+        clip: largest norm of the whole gradient; weight_decay: weight decay of Adam.
+        average: decay of an exponential average of the weights, from epoch `average_from` on; the average is saved.
         augment: "flip-crop" for random flips and shifts by up to 4 pixels, "flip-shift" for flips and shifts by up
-            to 1, "shift" for those shifts alone; shift: the most pixels of a shift, if it is to be another number.
-        start: a model of the zoo, or a file, whose weights the run begins with; fresh ones if it is not said.
-        revive: turn idle units of the start into copies of living ones; how unevenly the two share the weights that
-            lead out of them.
+            to 1, "shift" for those shifts alone; shift: another largest number of pixels of a shift.
+        start: a model of the zoo, or a file, whose weights the run begins with; without one, the seed draws them.
+        revive: if given, idle units of the start become copies of living ones; the number says how unevenly the two
+            share the weights that lead out of them.
         select: save the last epoch's model, or the one with the best certified error in validation since eps
             reached the target.
         l1, stability: weights of terms added to the loss.
@@ -170,6 +174,7 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
+        """Check the rules between keys."""
         method = METHODS[self.method]
         for key in method.needs:
             if getattr(self, key) is None:
@@ -195,13 +200,13 @@ class Recipe(BaseModel):
         if self.select == "best" and not (self.validation and self.certified):
             raise ValueError("select: 'best' needs validation and certified to be above 0")
         self._check_ranges()
-        highest = self.eps.extremes(self.epochs)[1]
+        highest = self.eps.value_range(self.epochs)[1]
         if self.select == "best" and highest < self.target:
             raise ValueError(f"select: 'best' needs an eps that reaches the target {self.target:g}, got {highest:g}")
         return self
 
     def _check_ranges(self) -> None:
-        """The whole course of every schedule is allowed."""
+        """Check that every schedule stays in its allowed range all through training."""
         limits: dict[str, tuple[float, float, bool]] = {
             "eps": (0, float("inf"), True),
             "lr": (0, float("inf"), True),
@@ -217,7 +222,7 @@ class Recipe(BaseModel):
             schedule = getattr(self, key)
             if schedule is None:
                 continue
-            low, high = schedule.extremes(self.epochs)
+            low, high = schedule.value_range(self.epochs)
             too_high = high > most or not math.isfinite(high)
             if too_high or low < least or (low == least and not closed):
                 top = " (the batch)" if key == "subsample" else ""
@@ -226,12 +231,12 @@ class Recipe(BaseModel):
                 raise ValueError(f"{key}: must be {rule} all through training, got {high if too_high else low:g}")
 
     def ball(self, time: float | None = None) -> Ball:
-        """The set at a time in training; at no time, the one that counts."""
+        """Return the ball at a time in training, or without a time the ball that counts in validation."""
         eps = self.target if time is None else self.eps.at(time)
         return Ball(float(self.norm), eps, low=0.0, high=1.0, minimum=self.minimum)
 
     def loss(self, time: float) -> nn.Module:
-        """The objective at a time in training."""
+        """Return the loss at a time in training."""
         if time < self.warm_up:
             attack = {"attack_steps": self.attack_steps, "attack_step": self.attack_step}
             return make_loss(self.warm_up_method, attack, {})
@@ -244,30 +249,30 @@ class Recipe(BaseModel):
         return make_loss(self.method, values, {"l1": self.l1, "stability": self.stability})
 
     def learning_rate(self, time: float) -> float:
-        """Of Adam, with its linear start."""
-        # A thousandth of an epoch ahead, so that the first step moves.
+        """Return the learning rate of Adam at a time in training, with its linear start."""
+        # The time is a thousandth of an epoch ahead, so that the rate of the first step is not 0.
         start = 1.0 if self.lr_warm_up == 0 else min(1.0, (time + 1e-3) / self.lr_warm_up)
         return self.lr.at(time) * start
 
     def shortened(self, epochs: int) -> Recipe:
-        """The same course in another number of epochs: all times are stretched along."""
+        """Return the recipe with another number of epochs; all times are scaled with it."""
         factor = epochs / self.epochs
         changes: dict[str, Any] = {"epochs": epochs, "warm_up": min(round(self.warm_up * factor), epochs - 1)}
         changes |= {key: getattr(self, key) * factor for key in ("lr_warm_up", "average_from")}
         for key, value in self:
             if isinstance(value, Schedule):
                 changes[key] = value.stretched(factor)
-        if not changes["warm_up"]:  # keys that only a warm-up by attacks had use for
+        if not changes["warm_up"]:  # only a warm-up by attacks used these keys
             changes |= {key: None for key in ATTACK_KEYS if key not in METHODS[self.method].takes}
         return self.model_copy(update=changes)
 
     def plain(self) -> dict[str, Any]:
-        """As written in a file, without what is unset or empty."""
+        """Return the values as a file holds them, without those that are unset or empty."""
         return {key: value for key, value in self.model_dump().items() if value not in (None, "")}
 
 
 def make_recipe(values: dict[str, Any]) -> Recipe:
-    """A recipe from plain values, or an error that names the key and what it may be."""
+    """Return a recipe from plain values; raises `PolycertError`, which names the key and what it may be."""
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -279,7 +284,7 @@ def make_recipe(values: dict[str, Any]) -> Recipe:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first complaint as a sentence: the key, what is allowed, what was got."""
+    """Return the first error as a sentence: the key, what is allowed, and what was got."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"] if part not in ("constant",))
     if first["type"] == "extra_forbidden":
@@ -290,7 +295,7 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"recipe: key {key!r} is missing: give it a value"
     message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "value_error" and not key:  # a rule between keys begins with the one to change
+    if first["type"] == "value_error" and not key:  # the sentence of a rule between keys begins with the key to change
         key, _, message = message.partition(": ")
         return f"recipe: key {key!r}: {message}"
     got = "" if "got" in message else f", got {first['input']!r}"

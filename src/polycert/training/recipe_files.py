@@ -1,9 +1,9 @@
-"""Recipes as TOML: read, inherit, override, write; and the library of those that have a name.
+"""Recipes as TOML files, with bases and overrides, and the library of recipes that have a name.
 
-`polycert/training/recipes/NAME.toml` is a recipe, one per task in the wheel. `paper/recipes/SETTING.toml`, in a
-checkout, is a setting: values of several methods at once, on top of its `base`; `methods.toml` has what methods take in
-every setting. A setting makes a recipe `SETTING-METHOD` of each of its `methods`; one that is named for its epochs, as
-in `mnist-fc1-linf-30ep`, has in each name the epochs of that recipe.
+`polycert/training/recipes/NAME.toml` is a recipe, which comes with the wheel. `paper/recipes/SETTING.toml`, in a
+checkout, is a setting. It holds the values of several methods, on top of those of its `base`; `methods.toml` holds the
+values of methods in every setting. A setting makes a recipe `SETTING-METHOD` of each of its `methods`. If the name of
+a setting gives a number of epochs, as `mnist-fc1-linf-30ep` does, the recipe's name gives the recipe's own number.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ EPOCHS = re.compile(r"-\d+ep(?=-|$)")
 
 
 def read_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from a file, or one that has a name, with `key=value` overrides.
+    """Return a recipe from a file or the library, with `key=value` overrides.
 
-    A file may begin with `base = "NAME"`: another recipe whose values it takes over where it gives none itself.
+    A file may name another recipe by `base = "NAME"`, whose values hold for all keys that the file does not give.
     """
     return make_recipe(with_overrides(_resolve(name), overrides))
 
 
 def with_overrides(values: Values, overrides: Sequence[str]) -> Values:
-    """Values changed by `key=value`; a dotted key such as `eps.last` reaches into a table."""
+    """Return values changed by `key=value`; a dotted key such as `eps.last` reaches into a table."""
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key.strip():
@@ -44,11 +44,12 @@ def with_overrides(values: Values, overrides: Sequence[str]) -> Values:
 
 
 def to_toml(values: Values) -> str:
-    """A flat recipe as TOML; schedules as inline tables."""
+    """Return a recipe as TOML, with schedules as inline tables."""
     return "".join(f"{key} = {_literal(value)}\n" for key, value in values.items())
 
 
 def _resolve(name: str, seen: tuple[str, ...] = ()) -> Values:
+    """Return the values of a recipe on top of those of its bases."""
     if name in seen:
         raise PolycertError(f"recipe {name!r} is its own base: {' -> '.join((*seen, name))}")
     path = Path(name)
@@ -68,6 +69,7 @@ def _resolve(name: str, seen: tuple[str, ...] = ()) -> Values:
 
 
 def _put(values: Values, keys: list[str], value: Any) -> Values:
+    """Return the values with one changed, in nested tables if there are several keys."""
     first, *rest = keys
     if not rest:
         return {**values, first: value}
@@ -78,7 +80,7 @@ def _put(values: Values, keys: list[str], value: Any) -> Values:
 
 
 def _value(text: str) -> Any:
-    """As in TOML; what is none is text."""
+    """Return the value that TOML gives, or the text itself if it is not TOML."""
     try:
         return parse_toml(f"value = {text}")["value"]
     except ValueError:
@@ -86,6 +88,7 @@ def _value(text: str) -> Any:
 
 
 def _literal(value: Any) -> str:
+    """Return a value as TOML."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_literal(item)}" for key, item in value.items()) + " }"
     if isinstance(value, (list, tuple)):
@@ -94,14 +97,14 @@ def _literal(value: Any) -> str:
 
 
 def library() -> dict[str, Values]:
-    """The values of every recipe that has a name."""
+    """Return the values of every recipe that has a name."""
     own = {name: parsed(file.read_text(encoding="utf-8"), name) for name, file in _files(_packaged()).items()}
     paper = _checkout() / "paper" / "recipes"
     return dict(sorted({**own, **(dict(_recipes(_files(paper))) if paper.is_dir() else {})}.items()))
 
 
 def parsed(text: str, name: str) -> Values:
-    """TOML, or a clear error that tells where."""
+    """Return the values of a TOML text; raises `PolycertError`, which names the file."""
     try:
         return parse_toml(text)
     except ValueError as error:
@@ -109,7 +112,7 @@ def parsed(text: str, name: str) -> Values:
 
 
 def _recipes(files: dict[str, Traversable]) -> Iterator[tuple[str, Values]]:
-    """Every method of every setting."""
+    """Yield the name and the values of every method of every setting."""
     common = parsed(files.pop(METHODS_FILE).read_text(encoding="utf-8"), METHODS_FILE)["for"]
     for name in files:
         setting = _setting(files, name)
@@ -122,13 +125,14 @@ def _recipes(files: dict[str, Traversable]) -> Iterator[tuple[str, Values]]:
 
 
 def _setting(files: dict[str, Traversable], name: str) -> Values:
-    """A setting on top of its base; what both have for single methods is kept in order."""
+    """Return a setting on top of its base; the values for single methods follow those of the base."""
     values = parsed(files[name].read_text(encoding="utf-8"), name)
     base = _setting(files, values.pop("base")) if "base" in values else {}
     return {**base, **values, "for": [*base.get("for", []), *values.get("for", [])]}
 
 
 def _files(folder: Traversable) -> dict[str, Traversable]:
+    """Return the TOML files of a folder by name, without the ending."""
     return {item.name.removesuffix(".toml"): item for item in folder.iterdir() if item.name.endswith(".toml")}
 
 
@@ -137,5 +141,5 @@ def _packaged() -> Traversable:
 
 
 def _checkout() -> Path:
-    """The root of the repository, where this file is in one."""
+    """Return the root of the repository, if this file is in one."""
     return Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""Numbers that change over training: a function of the time in epochs, a fraction inside an epoch."""
+"""Schedules: numbers that change over training, as functions of the time in epochs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("constant", "doubling", "linear", "smooth", "cosine", "step", "points")
 
 
 def number(value: Any) -> Any:
-    """A fraction such as "2/255" as a number; anything else as it is."""
+    """Return a fraction such as "2/255" as a number, and anything else as it is."""
     if isinstance(value, str) and "/" in value:
         try:
             return float(Fraction(value))
@@ -25,31 +25,31 @@ def number(value: Any) -> Any:
 
 
 Number = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False)]
-Limit = Annotated[float, BeforeValidator(number), Field(gt=0)]  # perhaps none, which is infinity
+Limit = Annotated[float, BeforeValidator(number), Field(gt=0)]  # infinity means no limit
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Schedule(BaseModel):
-    """A number over time."""
+    """A number that changes over time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @abstractmethod
     def at(self, time: float) -> float:
-        """The value at a time in epochs."""
+        """Return the value at a time in epochs."""
 
-    def extremes(self, epochs: float) -> tuple[float, float]:
-        """The smallest and largest value in a run of so many epochs, whose very end no step sees."""
+    def value_range(self, epochs: float) -> tuple[float, float]:
+        """Return the smallest and the largest value in a run; its very end is left out, since no step reaches it."""
         values = [self.at(time) for time in (0.0, *self.turns(epochs), epochs * (1 - 1e-9))]
         return min(values), max(values)
 
     def turns(self, epochs: float) -> tuple[float, ...]:
-        """Where in a run of so many epochs it may go from growing to falling or back; nowhere if it is monotone."""
+        """Return the times at which the value may turn from growing to falling or back; none if it is monotone."""
         return ()
 
     def stretched(self, factor: float) -> Schedule:
-        """The same in a run that is so many times as long."""
+        """Return the schedule for a run that is `factor` times as long."""
         return self
 
 
@@ -60,12 +60,12 @@ class Constant(Schedule):
     value: Number
 
     def at(self, time: float) -> float:
-        """Always the value."""
+        """Return the value, at all times."""
         return self.value
 
 
 class Doubling(Schedule):
-    """`first`, times `factor` every `every` epochs, up to `most`: the paper's growth of eps."""
+    """The paper's growth of eps: from `first`, multiplied by `factor` every `every` epochs, up to `most`."""
 
     kind: Literal["doubling"]
     first: Number
@@ -74,7 +74,7 @@ class Doubling(Schedule):
     most: Limit = math.inf
 
     def at(self, time: float) -> float:
-        """Constant between doublings."""
+        """Return the value, which is constant between doublings."""
         try:
             grown = self.factor ** math.floor(time / self.every)
         except OverflowError:
@@ -82,12 +82,12 @@ class Doubling(Schedule):
         return min(self.most, self.first * grown)
 
     def stretched(self, factor: float) -> Doubling:
-        """As many doublings."""
+        """Return a schedule with as many doublings."""
         return self.model_copy(update={"every": self.every * factor})
 
 
 class Ramp(Schedule):
-    """From `first` at epoch `begin` to `last` at epoch `end`."""
+    """A number that goes from `first` at epoch `begin` to `last` at epoch `end`."""
 
     first: Number
     last: Number
@@ -96,22 +96,23 @@ class Ramp(Schedule):
 
     @model_validator(mode="after")
     def _ordered(self) -> Ramp:
+        """Check that the ramp begins before it ends."""
         if not self.begin < self.end:
             raise ValueError(f"begin must be before end, got {self.begin:g} and {self.end:g}")
         return self
 
     @abstractmethod
     def shape(self, share: float) -> float:
-        """How much of the way is done, 0 to 1, after a share of the time."""
+        """Return how much of the way is done after a share of the time, both from 0 to 1."""
 
     def at(self, time: float) -> float:
-        """Constant before and after."""
+        """Return the value, which is constant before and after the ramp."""
         share = min(1.0, max(0.0, (time - self.begin) / (self.end - self.begin)))
         done = self.shape(share)
         return self.first * (1 - done) + self.last * done
 
     def stretched(self, factor: float) -> Ramp:
-        """Begin and end move along."""
+        """Return a ramp whose begin and end are scaled."""
         return self.model_copy(update={"begin": self.begin * factor, "end": self.end * factor})
 
 
@@ -121,7 +122,7 @@ class LinearRamp(Ramp):
     kind: Literal["linear"]
 
     def shape(self, share: float) -> float:
-        """The share itself."""
+        """Return the share itself."""
         return share
 
 
@@ -131,7 +132,7 @@ class Smooth(Ramp):
     kind: Literal["smooth"]
 
     def shape(self, share: float) -> float:
-        """`3 s^2 - 2 s^3`."""
+        """Return `3 s^2 - 2 s^3` for a share s."""
         return share * share * (3 - 2 * share)
 
 
@@ -141,12 +142,12 @@ class Cosine(Ramp):
     kind: Literal["cosine"]
 
     def shape(self, share: float) -> float:
-        """`(1 - cos(pi s)) / 2`."""
+        """Return `(1 - cos(pi s)) / 2` for a share s."""
         return (1 - math.cos(math.pi * share)) / 2
 
 
 class StepDecay(Schedule):
-    """`first`, times `factor` from each of the `epochs` on."""
+    """A number that starts at `first` and is multiplied by `factor` at each of the `epochs`."""
 
     kind: Literal["step"]
     first: Number
@@ -154,16 +155,16 @@ class StepDecay(Schedule):
     factor: Factor = 0.1
 
     def at(self, time: float) -> float:
-        """Constant between steps."""
+        """Return the value, which is constant between steps."""
         return self.first * self.factor ** sum(time >= epoch for epoch in self.epochs)
 
     def stretched(self, factor: float) -> StepDecay:
-        """The steps move along."""
+        """Return a schedule whose steps are scaled."""
         return self.model_copy(update={"epochs": tuple(epoch * factor for epoch in self.epochs)})
 
 
 class Points(Schedule):
-    """Straight lines from each of the `values` at its epoch to the next; constant before and after."""
+    """Straight lines between the `values` at their `epochs`; constant before the first and after the last."""
 
     kind: Literal["points"]
     epochs: Annotated[tuple[Time, ...], Field(min_length=1)]
@@ -171,6 +172,7 @@ class Points(Schedule):
 
     @model_validator(mode="after")
     def _paired(self) -> Points:
+        """Check that there is a value for each epoch, and that the epochs grow."""
         if len(self.values) != len(self.epochs):
             raise ValueError(f"there must be one value for each epoch, got {len(self.values)} and {len(self.epochs)}")
         if any(later <= earlier for earlier, later in pairwise(self.epochs)):
@@ -178,20 +180,20 @@ class Points(Schedule):
         return self
 
     def at(self, time: float) -> float:
-        """Between the two points around it."""
+        """Return the value on the line between the two points around the time."""
         return float(np.interp(time, self.epochs, self.values))
 
     def turns(self, epochs: float) -> tuple[float, ...]:
-        """At its points."""
+        """Return the epochs of the points."""
         return tuple(epoch for epoch in self.epochs if epoch < epochs)
 
     def stretched(self, factor: float) -> Points:
-        """The points move along."""
+        """Return a schedule whose epochs are scaled."""
         return self.model_copy(update={"epochs": tuple(epoch * factor for epoch in self.epochs)})
 
 
 def _from_number(value: Any) -> Any:
-    """A plain number is a constant."""
+    """Return a plain number as a constant schedule, and anything else that may be a schedule as it is."""
     value = number(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return {"kind": "constant", "value": value}
@@ -203,7 +205,7 @@ def _from_number(value: Any) -> Any:
 
 
 def _to_plain(schedule: Schedule) -> Any:
-    """As written in a recipe."""
+    """Return a schedule as recipes write it: a number, or a table."""
     if isinstance(schedule, Constant):
         return schedule.value
     return {key: value for key, value in schedule.model_dump(mode="json").items() if value is not None}

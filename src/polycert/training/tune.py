@@ -21,26 +21,26 @@ Variant = tuple[dict[str, float], Recipe]
 
 
 class Grid(NamedTuple):
-    """Values to try of one key."""
+    """The values of one key that are tried."""
 
     key: str
     values: tuple[float, ...]
 
 
 class Trial(NamedTuple):
-    """What was set, and the last epoch's metrics."""
+    """The values of a trial, and the metrics of its last epoch."""
 
     values: dict[str, float]
     metrics: dict[str, Any]
 
     @property
     def score(self) -> tuple[float, float]:
-        """Lower is better: certified error first, then clean error; infinite for a training that diverged."""
+        """The certified error, then the clean error; lower is better, and a training that diverged has infinity."""
         return self.metrics.get("validation_CRE", math.inf), self.metrics.get("validation_CTE", math.inf)
 
 
 def grid(text: str, *, log: bool) -> Grid:
-    """`KEY=A:B:N` as N values from A to B, both included, evenly spaced on a logarithmic or linear scale."""
+    """Return the grid of `KEY=A:B:N`: N values from A to B, evenly spaced on a logarithmic or linear scale."""
     key, _, span = text.partition("=")
     try:
         first, last, count = span.split(":")
@@ -58,7 +58,7 @@ def grid(text: str, *, log: bool) -> Grid:
 
 
 def variants(recipe: Recipe, grids: Sequence[Grid]) -> list[Variant]:
-    """The recipe with every combination of the values, or a clear error."""
+    """Return the recipe with every combination of the values; raises `PolycertError` if they do not fit."""
     keys, count = [one.key for one in grids], math.prod(len(one.values) for one in grids)
     if len(set(keys)) < len(keys):
         raise PolycertError(f"each key may have one range of values, got {', '.join(keys)}")
@@ -85,10 +85,10 @@ def tune(
     team: Processes | None = None,
     report: Callable[[Trial], None] = lambda _: None,
 ) -> list[Trial]:
-    """Train every variant, best first in the result; finished ones are read, started ones resumed.
+    """Train every variant; returns the trials, best first. Finished variants are read, started ones are resumed.
 
-    The test set is not opened: what is compared are errors on the samples that `recipe.validation` holds out. Several
-    processes share the variants; the first one gets all trials.
+    The test set is not opened: trials are compared by their errors on the samples that `recipe.validation` holds out.
+    Several processes share the variants, and the first process gets all trials.
     """
     team, trials = team or Processes(), []
     for chosen, variant in variants(recipe, grids)[team.rank :: team.count]:
@@ -100,7 +100,7 @@ def tune(
 
 
 def _trained(run: Run) -> dict[str, Any]:
-    """The last epoch's metrics; none of a training that diverges."""
+    """Return the last epoch's metrics, or none if the training diverges."""
     try:
         return train(run, resume=run.folder.started) or run.folder.read_metrics()[-1]
     except Diverged:

@@ -1,1 +1,1 @@
-"""Questions decided: by bounds, attacks, splitting and programs."""
+"""Answer questions about networks exactly: by bounds, attacks, branch and bound, and programs for solvers."""

@@ -1,52 +1,59 @@
-"""The cascade: stages from the cheapest to the dearest, each on the sets that the ones before left open."""
+"""The cascade: stages from the cheapest to the dearest, each for the sets that the stages before left open."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from polycert.sets.interval import Interval
-from polycert.verification.budget import Budget
-from polycert.verification.pre_activation import Intervals, OutOfTime, relax, tighter
+from polycert.verification.budget import Budget, OutOfTime
+from polycert.verification.pre_activation import Intervals, relax, tighter
 from polycert.verification.question import Candidates, Question
 from polycert.verification.reduced_problem import piecewise_linear
 from polycert.verification.search import Search
-from polycert.verification.verdicts import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, SearchResult, Verdict
+from polycert.verification.verdicts import (
+    FALSIFIED,
+    RIGOROUS,
+    ROBUST,
+    UNKNOWN,
+    NumberedVerdicts,
+    SearchResult,
+    Verdict,
+)
 
-Decided = Iterator[tuple[int, Verdict]]
 OUT_OF_TIME = Verdict(UNKNOWN, "total time")
-MANY = 8  # sets for which the cheaper relaxation pays first
+MANY = 8  # from so many sets on it pays to begin with the cheaper relaxation
 
 
 @dataclass(eq=False)
 class OpenSets:
-    """Sets on their way through the cascade. Tensors belong to the sets still open, in order."""
+    """The sets that are still open on their way through the cascade; all tensors have one entry for each, in order."""
 
     question: Question
-    open: Tensor  # positions
-    proved: Tensor  # [open, clauses]
+    open: Tensor  # [open]: positions in the question
+    proved: Tensor  # [open, clauses]: which clauses are proved
     intervals: Intervals = field(default_factory=dict)
-    evaluations: int = 0  # bounds of each open set
+    evaluations: int = 0  # bounds evaluated for each open set
     seconds: float = 0.0  # spent on each open set
 
     @staticmethod
     def of(question: Question) -> OpenSets:
-        """All sets open."""
+        """Return all sets of a question as open ones."""
         count = len(question)
         return OpenSets(question, torch.arange(count), torch.zeros(count, question.clauses, dtype=torch.bool))
 
     @property
     def left(self) -> Question:
-        """The question about the open sets."""
+        """Return the question about the open sets only."""
         return self.question.part(self.open)
 
     def drop(self, decided: Tensor) -> None:
-        """Leave out sets, given as a mask over the open ones."""
+        """Leave out sets that are decided, given as a mask over the open ones."""
         keep = ~decided
         self.open, self.proved = self.open[keep], self.proved[keep]
         self.intervals = {k: Interval(v.lower[keep], v.upper[keep]) for k, v in self.intervals.items()}
@@ -57,78 +64,79 @@ class Stage(ABC):
 
     @abstractmethod
     def suits(self, question: Question) -> bool:
-        """Whether it is worth trying."""
+        """Whether the stage is worth trying."""
 
     @abstractmethod
     def run(self, batch: OpenSets, deadline: float) -> dict[int, SearchResult]:
-        """What it decides, by place among the open sets."""
+        """Return the results of the sets that the stage decides, by place among the open sets."""
 
 
-def _first_found(question: Question, stage: str, candidates: Iterable[Candidates]) -> dict[int, SearchResult]:
+def _falsified(question: Question, stage: str, candidates: Iterable[Candidates]) -> dict[int, SearchResult]:
+    """Return a result for each set with a candidate that is a counterexample, by place."""
     found = {place: question.check(place)(points) for place, points in candidates}
     return {k: SearchResult(FALSIFIED, stage, one) for k, one in found.items() if one is not None and one.agreed}
 
 
 @dataclass(frozen=True)
 class QuickAttackStage(Stage):
-    """Counterexamples that cost next to nothing."""
+    """Looks for counterexamples that cost next to nothing."""
 
     def suits(self, question: Question) -> bool:
-        """Always."""
+        """Return True: the stage suits every question."""
         return True
 
     def run(self, batch: OpenSets, deadline: float) -> dict[int, SearchResult]:
-        """For samples, those that the network itself gets wrong."""
+        """Return counterexamples of the quick attack; for samples, those that the network itself gets wrong."""
         left = batch.left
-        return _first_found(left, "clean", left.quick_attack(deadline))
+        return _falsified(left, "clean", left.quick_attack(deadline))
 
 
 @dataclass(frozen=True)
 class NetworkCheckStage(Stage):
-    """Makes sure that the network is what its file says in these sets."""
+    """Makes sure that the network computes what its file says in these sets."""
 
     def suits(self, question: Question) -> bool:
-        """Where something may be proved."""
+        """Whether anything can be proved about the network."""
         return question.net.proof is not None
 
     def run(self, batch: OpenSets, deadline: float) -> dict[int, SearchResult]:
-        """Nothing is decided."""
+        """Return nothing: a network that is something else is an error."""
         batch.left.check_network()
         return {}
 
 
 @dataclass(frozen=True)
 class AttackStage(Stage):
-    """Points found by descent, replayed inside the exact set."""
+    """Looks for counterexamples by descent, and replays them inside the exact set."""
 
     def suits(self, question: Question) -> bool:
-        """Always."""
+        """Return True: the stage suits every question."""
         return True
 
     def run(self, batch: OpenSets, deadline: float) -> dict[int, SearchResult]:
-        """The best points of each set."""
+        """Return the counterexamples that the attack finds."""
         left = batch.left
-        return _first_found(left, "attack", left.attack(deadline))
+        return _falsified(left, "attack", left.attack(deadline))
 
 
 @dataclass(frozen=True)
 class BoundStage(Stage):
-    """A bound method, all rounding covered."""
+    """Proves clauses by a bound method with all rounding covered."""
 
     method: str
     relaxation: str
-    many: bool | None = None  # for many sets only, or for few only
-    double: bool = False  # in float64, as a second look
+    many: bool | None = None  # True: for many sets only; False: for few sets only
+    double: bool = False  # a second attempt, in float64
 
     def suits(self, question: Question) -> bool:
-        """Where bounds are proofs; a second look pays where no search over units follows."""
+        """Whether bounds are proofs here; a second attempt pays only where no search over units follows."""
         graph = question.proving_graph()
         if graph is None or self.many not in (None, len(question) >= MANY):
             return False
         return not self.double or (graph.dtype != torch.float64 and not piecewise_linear(question.net.double))
 
     def run(self, batch: OpenSets, deadline: float) -> dict[int, SearchResult]:
-        """Some row of every clause is positive."""
+        """Return the sets in which some row of every clause is proved to be positive."""
         left = batch.left
         graph = left.net.double if self.double else left.proving_graph()
         assert graph is not None
@@ -155,10 +163,10 @@ STAGES: tuple[Stage, ...] = (
 )
 
 
-def cascade(question: Question, total: Budget) -> Decided:
-    """Decide every set of a question, as soon as possible: pairs of position and verdict.
+def cascade(question: Question, total: Budget) -> NumberedVerdicts:
+    """Decide every set of a question, and yield each verdict as soon as it is there.
 
-    `total` is for all of them: no search begins after it, and none takes longer than what is left of it.
+    `total` is the budget of all sets together: no search begins after its end, and none takes longer than what is left.
     """
     batch = OpenSets.of(question)
     for stage in STAGES:
@@ -168,7 +176,8 @@ def cascade(question: Question, total: Budget) -> Decided:
         yield int(batch.open[k]), OUT_OF_TIME if total.over else _search(batch, k, total.left)
 
 
-def _decided(batch: OpenSets, stage: Stage, deadline: float) -> Decided:
+def _decided(batch: OpenSets, stage: Stage, deadline: float) -> NumberedVerdicts:
+    """Run a stage, yield the verdicts that it reaches, and drop the sets that it decides."""
     clock = time.perf_counter()
     try:
         found = stage.run(batch, deadline)
@@ -183,7 +192,7 @@ def _decided(batch: OpenSets, stage: Stage, deadline: float) -> Decided:
 
 
 def _search(batch: OpenSets, k: int, most: float) -> Verdict:
-    """One set by splitting and what comes after."""
+    """Return the verdict of the search on one open set."""
     question, place = batch.question, int(batch.open[k])
     budget = Budget(min(question.settings.timeout, most), question.settings.memory)
     here = {index: Interval(v.lower[k : k + 1], v.upper[k : k + 1]) for index, v in batch.intervals.items()}

@@ -1,4 +1,4 @@
-"""An attack on a specification: gradient descent on what keeps an output out of a clause."""
+"""An attack on a specification: gradient descent on how far each clause is from failing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polycert.graph import Graph
 from polycert.sets.ball import Region
 from polycert.verification.specification import Specification
 
-NUMBERS = 2**26  # in all values of the points that go through the network at a time
+NUMBERS = 2**26  # entries in all values of the points that go through the network together
 
 
 class PaddedClauses(NamedTuple):
@@ -25,7 +25,7 @@ class PaddedClauses(NamedTuple):
 
     @staticmethod
     def of(spec: Specification, graph: Graph) -> PaddedClauses:
-        """In the graph's type."""
+        """Return the clauses of a specification in the graph's type."""
         members = spec.members
         order = members.long().argsort(dim=1, descending=True, stable=True)[:, : int(members.sum(1).max())]
         real = members.gather(1, order)
@@ -33,7 +33,7 @@ class PaddedClauses(NamedTuple):
         return PaddedClauses(*(part.to(graph.device, graph.dtype) for part in (rows * real[..., None], constants)))
 
     def excess(self, outputs: Tensor) -> Tensor:
-        """How far `[clauses, tries, outputs]` are from failing, `[clauses, tries]`: the largest row; <= 0 fails."""
+        """Return each clause's largest row at outputs `[clauses, tries, outputs]`: `[clauses, tries]`; <= 0 fails."""
         return (outputs @ self.rows.transpose(1, 2) + self.constants[:, None]).amax(2)
 
 
@@ -43,29 +43,30 @@ def clause_attack(
     spec: Specification,
     *,
     tries: int,
-    pool: int,
+    draws: int,
     steps: int,
     seed: int,
     deadline: float = math.inf,
 ) -> Tensor:
-    """The best point found for each try, the most promising first: `[clauses * tries, *input_shape]`.
+    """Return the best point found in each try, the most promising first: `[clauses * tries, *input_shape]`.
 
-    Tries start at the best of a `pool` of random points. Steps go along the sign of the gradient, or along its size in
-    every other try, and shrink as a cosine.
+    Tries start at the best of some random points. Steps go along the sign of the gradient, in every other try along the
+    gradient itself, and shrink as a cosine.
 
     Args:
         graph: the network, in any type.
         region: the set around one sample, in the graph's type.
         spec: what is to be broken.
-        tries: for each clause.
-        pool: random points and corners to choose from; not more than `tries` takes all of them.
-        steps: of each try.
-        seed: of the random points.
-        deadline: a moment of `time.monotonic()`.
+        tries: how many descents there are for each clause.
+        draws: how many random points and corners are drawn; each clause starts from the best of them, or from all if
+            these are not more than `tries`.
+        steps: how many steps each try takes.
+        seed: the seed of the random points.
+        deadline: a moment of `time.monotonic()` at which the attack stops.
     """
     clauses = PaddedClauses.of(spec, graph)
     at_once = max(1, NUMBERS // sum(math.prod(node.shape) for node in graph.nodes))
-    starts = _starts(graph, region, clauses, tries, pool, seed, at_once)
+    starts = _starts(graph, region, clauses, tries, draws, seed, at_once)
     found, least = [], []
     for begin in range(0, spec.clauses, max(1, at_once // tries)):
         some = PaddedClauses(*(part[begin : begin + max(1, at_once // tries)] for part in clauses))
@@ -80,7 +81,10 @@ def clause_attack(
 def _descend(
     graph: Graph, region: Region, clauses: PaddedClauses, starts: Tensor, steps: int, deadline: float
 ) -> tuple[Tensor, Tensor]:
-    """The best point of each try, and its excess; starts are `[clauses, tries, *input_shape]`."""
+    """Return the best point of each try `[clauses * tries, *input_shape]`, and its excess `[clauses * tries]`.
+
+    The tries begin at `starts`, `[clauses, tries, *input_shape]`.
+    """
     shape, points = starts.shape[:2], starts.flatten(0, 1)
     lower, upper = region.box
     by_sign = over((torch.arange(len(points), device=points.device) % 2 == 0).to(points), points)
@@ -101,16 +105,16 @@ def _descend(
 
 
 def _starts(
-    graph: Graph, region: Region, clauses: PaddedClauses, tries: int, pool: int, seed: int, at_once: int
+    graph: Graph, region: Region, clauses: PaddedClauses, tries: int, draws: int, seed: int, at_once: int
 ) -> Tensor:
-    """For each clause the middle and the best random points and corners: `[clauses, tries, *input_shape]`."""
+    """Return starting points `[clauses, tries, *input_shape]`: the best of x, random points and corners."""
     lower, upper = region.box
     generator = torch.Generator().manual_seed(seed % 2**63)
-    noise = torch.rand(max(pool, tries), *lower.shape[1:], generator=generator, dtype=torch.float64).to(lower)
+    noise = torch.rand(max(draws, tries), *lower.shape[1:], generator=generator, dtype=torch.float64).to(lower)
     corners = over(torch.arange(len(noise), device=lower.device) % 4 == 1, noise)
     points = _inside(region, lower + torch.where(corners, noise.round(), noise) * (upper - lower))
     points[0] = region.x[0]
-    if pool <= tries:
+    if draws <= tries:
         return points[:tries].expand(len(clauses.rows), *points[:tries].shape)
     with torch.no_grad():
         outputs = torch.cat([graph.forward(part).flatten(1) for part in points.split(at_once)])
@@ -120,7 +124,7 @@ def _starts(
 
 
 def _inside(region: Region, points: Tensor) -> Tensor:
-    """Points `[n, *input_shape]` brought into the set around one sample."""
+    """Return points `[n, *input_shape]` moved into the set around one sample."""
     lower, upper = region.box
     inside = torch.minimum(torch.maximum(points, lower), upper)
     if math.isinf(region.norm):

@@ -1,4 +1,4 @@
-"""Counterexamples: brought into the exact set, replayed by forward passes, and only then believed."""
+"""Counterexamples: points are moved into the exact set and replayed by forward passes before they count."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from polycert.verification.rational import Undecided
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification, worst_clause
 
-# Whole powers are checked in fractions; others, and huge ones, in float64 with this relative margin.
-LARGEST_POWER = 64
-ROOM = 1e-9
-LOWEST = -Fraction(sys.float_info.max)
+LARGEST_POWER = 64  # norms that are whole numbers up to this one are checked in fractions
+ROOM = 1e-9  # other norms are checked in float64 with this relative margin
+LOWEST = -Fraction(sys.float_info.max)  # the least margin that a record can hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,33 +31,33 @@ class Counterexample:
 
     # [*shape], float64; its entries are numbers of the network's own type where that is possible
     input: Tensor = field(repr=False)
-    margin: float  # <= 0: the worst clause in float64
-    own_margin: float  # the same by a forward pass in the network's own type
-    output: Tensor | None = field(default=None, repr=False)  # by onnxruntime, where that decides
+    margin: float  # the margin of the worst clause in float64, <= 0
+    own_margin: float  # the same margin in the network's own type
+    output: Tensor | None = field(default=None, repr=False)  # the output of onnxruntime, where that decides
 
     @property
     def agreed(self) -> bool:
-        """Whether both forward passes show it, or onnxruntime does."""
+        """Whether both forward passes show the failure, or onnxruntime does."""
         return self.output is not None or (self.margin <= 0 and self.own_margin <= 0)
 
 
 @dataclass(frozen=True, eq=False)
 class CounterexampleCheck:
-    """Checks candidates for one input."""
+    """Checks whether points of one set are counterexamples."""
 
     net: NetworkSnapshot
     region: Region  # one sample, float64
     spec: Specification
 
     def __call__(self, points: Tensor) -> Counterexample | None:
-        """The best witness among candidates `[n, inputs]` or `[n, *shape]`, or None if none fails in float64."""
+        """Move candidates `[n, inputs]` or `[n, *shape]` into the set, and return the best counterexample or None."""
         shaped = points.detach().double().reshape(-1, *self.region.x.shape[1:])
         found = [self.best(self.inward(shaped, dtype)) for dtype in dict.fromkeys((self.net.own.dtype, torch.float64))]
-        believed = [w for w in found if w is not None]
-        return min(believed, key=lambda w: (not w.agreed, w.margin), default=None)
+        failing = [one for one in found if one is not None]
+        return min(failing, key=lambda one: (not one.agreed, one.margin), default=None)
 
     def best(self, points: Tensor) -> Counterexample | None:
-        """The best witness among candidates `[n, *shape]`, float64, taken as they are."""
+        """Return the best counterexample among candidates `[n, *shape]`, float64, which are taken as they are."""
         with torch.no_grad():
             margin = self.spec.worst(self.net.double.forward(points))
             own = self.spec.worst(self.net.own.forward(points.to(self.net.own.dtype)))
@@ -69,7 +68,7 @@ class CounterexampleCheck:
         return Counterexample(points[k], float(margin[k]), float(own[k]))
 
     def exactly(self, point: Tensor) -> Counterexample | None:
-        """A point `[inputs]`, float64, as a witness if exact arithmetic shows that it fails."""
+        """Return a point `[inputs]`, float64, as a counterexample if it fails in exact arithmetic, else None."""
         shaped = point.reshape(self.region.x.shape[1:])
         try:
             margin = self.margin(shaped)
@@ -82,7 +81,7 @@ class CounterexampleCheck:
         return Counterexample(shaped, float(max(margin, LOWEST)), float(own[0]))
 
     def margin(self, point: Tensor) -> Fraction:
-        """The least over the clauses of their largest row at one input `[*shape]`, without rounding."""
+        """Return the least over the clauses of their largest row at one input `[*shape]`, without rounding."""
         outputs = self.net.exact.outputs(point).fractions()
         rows = [
             sum((Fraction(a) * z for a, z in zip(row, outputs, strict=True) if a), Fraction(constant))
@@ -92,7 +91,7 @@ class CounterexampleCheck:
         return found
 
     def _refuted(self, point: Tensor) -> bool:
-        """Whether a point that fails in float64 does not fail in truth: only near ties can be so."""
+        """Whether a point that fails in float64 does not fail in exact arithmetic, which only happens near ties."""
         if not self._near_a_tie(point):
             return False
         try:
@@ -109,7 +108,7 @@ class CounterexampleCheck:
 
     @cached_property
     def box(self) -> Interval:
-        """The smallest box around the set, rounded inward: `[1, *shape]`."""
+        """Return the smallest box around the set, rounded inward: `[1, *shape]`."""
         region = self.region
         lower, upper = -_sum_down(-region.x, region.eps), _sum_down(region.x, region.eps)
         if region.low is not None:
@@ -119,7 +118,7 @@ class CounterexampleCheck:
         return Interval(lower, upper)
 
     def inward(self, points: Tensor, dtype: torch.dtype) -> Tensor:
-        """Points `[n, *shape]` moved into the exact set, with entries that `dtype` can hold where x allows it."""
+        """Return points `[n, *shape]` moved into the exact set; `dtype` can hold their entries where x allows it."""
         x = self.region.x
         points = torch.maximum(torch.minimum(points, self.box.upper), self.box.lower)
         if not math.isinf(self.region.norm):
@@ -137,7 +136,7 @@ class CounterexampleCheck:
         return torch.where(fits, towards, x)
 
     def inside(self, point: Tensor) -> bool:
-        """Whether a point lies in ball and box, without any rounding."""
+        """Whether a point `[*shape]` lies in ball and box, without any rounding."""
         region, flat = self.region, point.flatten()
         within = bool((point >= self.box.lower[0]).all() and (point <= self.box.upper[0]).all())
         if math.isinf(region.norm) or not within:
@@ -153,7 +152,7 @@ class CounterexampleCheck:
 
 
 def _sum_down(x: Tensor, eps: Tensor) -> Tensor:
-    """`x + eps` rounded down, exactly: the error of a float64 sum is itself a float64 number."""
+    """Return `x + eps` rounded down, which is exact: the error of a float64 sum is itself a float64 number."""
     eps = eps.reshape(-1, *(1,) * (x.dim() - 1))
     total = x + eps
     part = total - x

@@ -1,6 +1,6 @@
-"""Questions answered sample by sample, in this process or in several, in rounds of growing time limits.
+"""Decide the samples of a question, in this process or in a pool of several, in rounds of growing time limits.
 
-Where all samples share one limit, the easy ones are decided before the hard ones.
+The rounds make sure that easy samples are decided before the hard ones where all samples share one limit.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from polycert.errors import PolycertError
 from polycert.verification.budget import Budget
 from polycert.verification.cascade import OUT_OF_TIME, cascade
 from polycert.verification.question import Question
-from polycert.verification.verdicts import UNKNOWN, Verdict
+from polycert.verification.verdicts import UNKNOWN, NumberedVerdicts, Verdict
 
-Answers = Iterator[tuple[int, Verdict]]
-WAIT_SECONDS = 0.5
-PARTS = 8  # for each process
+WAIT_SECONDS = 0.5  # between two checks that all processes are alive
+PARTS = 8  # parts of a question for each process
 
 
-def answers(question: Question, positions: Tensor, *, batch: int, workers: int, seconds: float) -> Answers:
-    """Decide some samples, in any order: pairs of position and decision.
+def in_one_round(
+    question: Question, positions: Tensor, *, batch: int, workers: int, seconds: float
+) -> NumberedVerdicts:
+    """Decide some samples, in any order.
 
     Args:
-        batch: samples that go through the cheap stages together, at most.
-        workers: processes; 1 is this one.
-        seconds: for all samples together; what is not begun by then is `unknown`.
+        question: the question.
+        positions: the samples to decide.
+        batch: how many samples go through the cheap stages together, at most.
+        workers: the number of processes; 1 works in this one.
+        seconds: a limit for all samples together; samples that are not begun by then are `unknown`.
     """
-    # Samples differ in what they cost by orders of magnitude: several parts for each process.
+    # The costs of samples differ by orders of magnitude: several parts for each process even them out.
     share = batch if workers <= 1 else -(-len(positions) // (PARTS * workers))
     parts = list(positions.split(max(min(batch, share), 1)))
     budget = Budget(seconds)
@@ -46,25 +49,27 @@ def answers(question: Question, positions: Tensor, *, batch: int, workers: int, 
         yield from _here(question, parts, budget)
     else:
         with Pool(question, min(workers, len(parts))) as pool:
-            yield from pool.answers(parts, budget)
+            yield from pool.verdicts(parts, budget)
 
 
-def _here(question: Question, parts: Sequence[Tensor], budget: Budget) -> Answers:
+def _here(question: Question, parts: Sequence[Tensor], budget: Budget) -> NumberedVerdicts:
+    """Decide one part after another in this process."""
     for part in parts:
         if budget.over:
             yield from _out_of_time(part)
             continue
-        for position, decision in cascade(question.part(part), budget):
-            yield int(part[position]), decision
+        for position, verdict in cascade(question.part(part), budget):
+            yield int(part[position]), verdict
 
 
-def _out_of_time(part: Tensor) -> Answers:
+def _out_of_time(part: Tensor) -> NumberedVerdicts:
+    """Yield the verdict that the time was up for every sample of a part."""
     for position in part.tolist():
         yield position, OUT_OF_TIME
 
 
 class Pool:
-    """Processes that take parts of a question from one queue and put decisions into another."""
+    """Worker processes that take parts of a question from one queue and put verdicts into another."""
 
     def __init__(self, question: Question, count: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -89,8 +94,8 @@ class Pool:
             channel.cancel_join_thread()
             channel.close()
 
-    def answers(self, parts: Sequence[Tensor], budget: Budget) -> Answers:
-        """Hand out one part after another, and pass on decisions as they come."""
+    def verdicts(self, parts: Sequence[Tensor], budget: Budget) -> NumberedVerdicts:
+        """Hand out one part after another, and yield verdicts as they come."""
         waiting = list(reversed(parts))
         running = 0
         for _ in self.processes:
@@ -108,13 +113,14 @@ class Pool:
             yield from _out_of_time(part)
 
     def _hand_out(self, waiting: list[Tensor], budget: Budget) -> int:
+        """Hand out the next part, and return how many parts were handed out: 0 or 1."""
         if not waiting or budget.over:
             return 0
         self.tasks.put((waiting.pop().tolist(), budget.left))
         return 1
 
     def _next(self) -> Any:
-        """The next message, or an error if a process is gone."""
+        """Return the next message; a process that is gone is an error."""
         while True:
             try:
                 return pickle.loads(self.results.get(timeout=WAIT_SECONDS))
@@ -128,33 +134,36 @@ class Pool:
 
 
 def _work(payload: bytes, tasks: Any, results: Any) -> None:
-    """A worker's life: parts in, decisions out; None says that a part is finished, a text that it failed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    """Run a worker: it takes parts and sends back verdicts, None after each part, and a text if it fails."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends its workers
     torch.set_num_threads(1)
     question: Question = pickle.loads(payload)
     try:
         while True:
             positions, seconds = tasks.get()
             part = torch.tensor(positions)
-            for position, decision in _here(question, [part], Budget(seconds)):
-                results.put(pickle.dumps((position, decision)))
+            for position, verdict in _here(question, [part], Budget(seconds)):
+                results.put(pickle.dumps((position, verdict)))
             results.put(pickle.dumps(None))
     except Exception:
         results.put(pickle.dumps(traceback.format_exc(limit=-3)))
 
 
-# Most samples are decided within seconds or not within a minute. Each round begins anew, which costs a third at most.
+# Most samples are decided within seconds, or not within a minute. Each round begins anew, which costs a third at most.
 FIRST_SECONDS, GROWTH = 4.0, 4.0
 
 
-def in_rounds(question: Question, positions: Tensor, *, batch: int, workers: int, seconds: float) -> Answers:
-    """`answers` with short limits first; what the last round leaves open comes last."""
+def in_rounds(question: Question, positions: Tensor, *, batch: int, workers: int, seconds: float) -> NumberedVerdicts:
+    """Decide some samples in rounds, the shortest limit first; samples that the last round leaves open come last.
+
+    The arguments are those of `in_one_round`.
+    """
     budget, left = Budget(seconds), positions
     undecided: dict[int, Verdict] = {}
     for timeout in _timeouts(question.settings.timeout, seconds if len(positions) > 1 else math.inf):
         asked = replace(question, settings=replace(question.settings, timeout=timeout))
-        for position, decision in answers(asked, left, batch=batch, workers=workers, seconds=budget.left):
-            whole = _added(undecided.pop(position, None), decision)
+        for position, verdict in in_one_round(asked, left, batch=batch, workers=workers, seconds=budget.left):
+            whole = _added(undecided.pop(position, None), verdict)
             if whole.status == UNKNOWN:
                 undecided[position] = whole
             else:
@@ -166,7 +175,7 @@ def in_rounds(question: Question, positions: Tensor, *, batch: int, workers: int
 
 
 def _timeouts(most: float, seconds: float) -> Iterator[float]:
-    """Limits of the rounds, the last being what was asked for: a single one if there is time for all."""
+    """Yield the limits of the rounds; the last is `most`, and it is the only one if `seconds` is without end."""
     timeout = most if math.isinf(seconds) else FIRST_SECONDS
     while timeout < most:
         yield timeout
@@ -174,15 +183,15 @@ def _timeouts(most: float, seconds: float) -> Iterator[float]:
     yield most
 
 
-def _added(before: Verdict | None, decision: Verdict) -> Verdict:
-    """A decision with what earlier rounds have spent on the sample."""
+def _added(before: Verdict | None, verdict: Verdict) -> Verdict:
+    """Return a verdict with the effort of earlier rounds added to its own."""
     if before is None:
-        return decision
-    if decision.stage == OUT_OF_TIME.stage:
+        return verdict
+    if verdict.stage == OUT_OF_TIME.stage:
         return before
     return replace(
-        decision,
-        evaluations=before.evaluations + decision.evaluations,
-        nodes=before.nodes + decision.nodes,
-        seconds=before.seconds + decision.seconds,
+        verdict,
+        evaluations=before.evaluations + verdict.evaluations,
+        nodes=before.nodes + verdict.nodes,
+        seconds=before.seconds + verdict.seconds,
     )

@@ -1,7 +1,7 @@
 """A question: does the network keep a specification everywhere in each of several sets?
 
-Samples with labels, sets with specifications, and VNN-LIB files (`vnnlib.question`) are three ways to ask one. All of
-it can be sent to a process.
+Samples with labels, sets with specifications, and VNN-LIB files (`vnnlib.question`) are three kinds of questions. Every
+question can be sent to another process.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from polycert.verification.specification import Specification
 if TYPE_CHECKING:
     from typing import Self
 
-# Settings that say how hard to try: another one may leave a sample undecided, but no verdict means anything else.
+# These settings say how hard to try. With other values a sample may stay undecided, but every verdict means the same.
 EFFORT = ("timeout", "memory", "solver", "attack_steps", "attack_restarts", "seed")
 FEW_INPUTS = 12  # with more inputs that can move, halving boxes does not end in time
-REPLAYED = 8  # of the points of an attack, the most promising
-MANY_POINTS = 8192  # random points that few inputs are covered with before an attack
+REPLAYED = 8  # how many of an attack's points are replayed, the most promising first
+MANY_POINTS = 8192  # random points drawn before an attack where few inputs can move
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class VerificationSettings:
 
     Attributes:
         timeout: seconds for each sample's search.
-        memory: bytes for open nodes of a search.
-        solver: of the mixed-integer program at the end: `highs` or `scip`.
-        attack_steps, attack_restarts, seed: of the attack that goes before.
+        memory: bytes that open nodes of a search may take.
+        solver: the solver of the mixed-integer program at the end: `highs` or `scip`.
+        attack_steps, attack_restarts, seed: settings of the attack before the search.
     """
 
     timeout: float = 60.0
@@ -57,7 +57,7 @@ class VerificationSettings:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """All that is not mere effort: a verdict under other such settings says something else."""
+        """Return the settings that say what a verdict means, by name: all but those of `EFFORT`."""
         return {name: value for name, value in asdict(self).items() if name not in EFFORT}
 
 
@@ -69,26 +69,26 @@ class SpecificationRows(NamedTuple):
     members: Tensor  # [sets or 1, clauses, rows]; a clause without rows is padding
 
     def proved(self, lower: Tensor) -> Tensor:
-        """Which clauses hold, `[sets, clauses]`, given lower bounds of the rows without their constants."""
+        """Return which clauses are proved, `[sets, clauses]`, by lower bounds of the rows without their constants."""
         positive = lower.double() > -self.constants
         return (positive[:, None] & self.members).any(2) | ~self.members.any(2)
 
 
 class Candidates(NamedTuple):
-    """Points of one set `[n, *shape]` at which its specification may fail."""
+    """Points of one set at which its specification may fail."""
 
-    place: int
-    points: Tensor
+    place: int  # the position of the set in the question
+    points: Tensor  # [n, *shape]
 
 
 @dataclass(frozen=True, eq=False)
 class Question(ABC):
-    """What all kinds of questions have in common.
+    """A network, sets, and a specification in each of them; subclasses say how specifications are written.
 
     Attributes:
         net: the network.
         region: the sets, `[n]`, in float64.
-        settings: what an answer may cost.
+        settings: what a verdict may cost.
     """
 
     net: NetworkSnapshot
@@ -100,20 +100,20 @@ class Question(ABC):
 
     @abstractmethod
     def part(self, positions: Tensor) -> Self:
-        """The same about some of the sets."""
+        """Return the same question about some of the sets."""
 
     @property
     @abstractmethod
     def clauses(self) -> int:
-        """The most clauses of any specification."""
+        """Return the largest number of clauses in any specification."""
 
     @abstractmethod
     def specification(self, k: int) -> Specification:
-        """What is demanded in the k-th set."""
+        """Return the specification of the k-th set."""
 
     @abstractmethod
     def rows(self, graph: Graph) -> SpecificationRows:
-        """What is demanded in all sets, in the graph's type."""
+        """Return the specifications of all sets, in the graph's type."""
 
     @abstractmethod
     def fits(self, dtype: torch.dtype) -> bool:
@@ -121,48 +121,51 @@ class Question(ABC):
 
     @abstractmethod
     def quick_attack(self, deadline: float) -> Iterator[Candidates]:
-        """Points that cost next to nothing."""
+        """Yield points that cost next to nothing; the deadline is a moment of `time.monotonic()`."""
 
     @abstractmethod
     def attack(self, deadline: float) -> Iterator[Candidates]:
-        """Points found by descent, until a moment of `time.monotonic()`."""
+        """Yield points found by descent; the deadline is a moment of `time.monotonic()`."""
 
     @property
     def late_attacks(self) -> int:
-        """How many attacks are worth trying once all else has failed."""
+        """Return how many attacks are worth trying once all else has failed."""
         return 0
 
     def late_attack(self, k: int, spec: Specification, turn: int, deadline: float) -> Tensor:
-        """Points at which the k-th set may fail one of some clauses, other ones in every turn."""
+        """Return points `[n, *shape]` of the k-th set at which a clause of `spec` may fail, others in every turn."""
         return self.region.x[k : k + 1]
 
     @abstractmethod
     def sample_fingerprints(self) -> list[str]:
-        """Of each set and what is demanded in it."""
+        """Return a fingerprint of each set with its specification."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the network, of the kind of set, and of what a verdict means: what a journal's records have in common."""
+        """Return a fingerprint of what all verdicts in a journal have in common.
+
+        It covers the version, the network, the kind of set, and the settings that say what a verdict means.
+        """
         region, network = self.region, (self.net.own, self.net.double)
         return fingerprint(
             __version__, network, float(region.norm), region.low, region.high, region.minimum, self.settings.meaning
         )
 
     def check(self, k: int) -> CounterexampleCheck:
-        """What recognises a counterexample in the k-th set."""
+        """Return the check that recognises counterexamples in the k-th set."""
         return CounterexampleCheck(self.net, self.region[k : k + 1], self.specification(k))
 
     def check_network(self) -> None:  # noqa: B027 (for most questions there is nothing to do)
-        """Make sure that the network is what its file says in these sets."""
+        """Make sure that the network computes what its file says in these sets."""
 
     def free_inputs(self, k: int) -> int:
-        """How many inputs can take more than one value in the k-th set."""
+        """Return how many inputs can take more than one value in the k-th set."""
         box = self.region[k : k + 1].box
         beyond = torch.nextafter(torch.nextafter(box.lower, box.upper), box.upper)
         return int((box.upper > beyond).sum())
 
     def proving_graph(self) -> Graph | None:
-        """The cheapest graph whose bounds over these sets are proofs; None if no bound is."""
+        """Return the cheapest graph whose bounds over these sets are proofs; None if no bound is a proof."""
         graph = self.net.proving(self.region)
         return graph if graph is None or self.fits(graph.dtype) else self.net.double
 
@@ -176,7 +179,7 @@ class LabelQuestion(Question):
     index: Tensor  # [n]: position of each sample in its data set
 
     def part(self, positions: Tensor) -> Self:
-        """The same about some of the samples."""
+        """Return the same question about some of the samples."""
         return replace(
             self,
             region=self.region[positions],
@@ -187,26 +190,26 @@ class LabelQuestion(Question):
 
     @property
     def clauses(self) -> int:
-        """One for each other class."""
+        """Return the number of clauses: one for each other class."""
         return classes_of(self.net.own) - 1
 
     def specification(self, k: int) -> Specification:
-        """`z_label - z_i > 0` for all other classes."""
+        """Return the specification `z_label - z_i > 0` for all other classes i of the k-th sample."""
         return Specification.margins(int(self.label[k]), classes_of(self.net.own))
 
     def rows(self, graph: Graph) -> SpecificationRows:
-        """The margins: each a clause of its own."""
+        """Return the margins of all samples, each a clause of its own."""
         form = margin_rows(graph, self.label).form
         margins = classes_of(graph) - 1
         constants = torch.zeros(1, margins, dtype=torch.float64)
         return SpecificationRows(form, constants, torch.eye(margins, dtype=torch.bool)[None])
 
     def fits(self, dtype: torch.dtype) -> bool:
-        """Ones and minus ones are in every type."""
+        """Return True: every type holds 1 and -1."""
         return True
 
     def quick_attack(self, deadline: float) -> Iterator[Candidates]:
-        """Samples that the network itself gets wrong, or ties on."""
+        """Yield the samples that the network misclassifies or ties on."""
         with torch.no_grad():
             outputs = self.net.double.forward(self.region.x)
         label = self.label[:, None]
@@ -215,9 +218,9 @@ class LabelQuestion(Question):
             yield Candidates(k, self.region.x[k : k + 1])
 
     def attack(self, deadline: float) -> Iterator[Candidates]:
-        """Descend from x, from random points and towards the nearest classes."""
+        """Yield the counterexamples of descents from x, from random points and towards the nearest classes."""
         settings, graph = self.settings, self.net.own
-        hits = attack_region(
+        found = attack_region(
             graph,
             self.region.to(graph.dtype),
             self.label,
@@ -227,11 +230,11 @@ class LabelQuestion(Question):
             seed=settings.seed,
             until_success=True,
         )
-        for k in hits.success.nonzero().flatten().tolist():
-            yield Candidates(k, hits.inputs[k : k + 1].double())
+        for k in found.success.nonzero().flatten().tolist():
+            yield Candidates(k, found.inputs[k : k + 1].double())
 
     def sample_fingerprints(self) -> list[str]:
-        """Of each sample: its input, label and radius."""
+        """Return a fingerprint of each sample's input, label and radius."""
         parts = zip(self.region.x, self.label.tolist(), self.region.eps.tolist(), strict=True)
         return [fingerprint(*part) for part in parts]
 
@@ -243,7 +246,7 @@ class SetQuestion(Question):
     specifications: tuple[Specification, ...]
 
     def part(self, positions: Tensor) -> Self:
-        """The same about some of the sets."""
+        """Return the same question about some of the sets."""
         return replace(
             self,
             region=self.region[positions],
@@ -252,15 +255,15 @@ class SetQuestion(Question):
 
     @property
     def clauses(self) -> int:
-        """The most clauses of any set."""
+        """Return the largest number of clauses in any set."""
         return max((spec.clauses for spec in self.specifications), default=0)
 
     def specification(self, k: int) -> Specification:
-        """The k-th."""
+        """Return the specification of the k-th set."""
         return self.specifications[k]
 
     def rows(self, graph: Graph) -> SpecificationRows:
-        """All rows, padded where a set has fewer."""
+        """Return the rows of all sets, padded where a set has fewer."""
         specs = self.specifications
         most = max(len(spec.constants) for spec in specs)
         rows = torch.zeros(len(specs), most, *graph.output_shape, dtype=graph.dtype)
@@ -274,18 +277,19 @@ class SetQuestion(Question):
         return SpecificationRows(Dense(rows), constants, members)
 
     def fits(self, dtype: torch.dtype) -> bool:
-        """Whether a type holds all coefficients."""
+        """Whether a type holds all coefficients of the rows."""
         return all(holds(dtype, spec.rows) for spec in self.specifications)
 
     def quick_attack(self, deadline: float) -> Iterator[Candidates]:
-        """A short descent from a few points."""
+        """Yield the best points of a short descent from a few points."""
         return self._attack(tries=4, steps=20, deadline=deadline)
 
     def attack(self, deadline: float) -> Iterator[Candidates]:
-        """A longer one from more."""
+        """Yield the best points of a longer descent from more points."""
         return self._attack(tries=16, steps=100, deadline=deadline)
 
     def _attack(self, *, tries: int, steps: int, deadline: float) -> Iterator[Candidates]:
+        """Yield the best points of a descent for each set."""
         for k, spec in enumerate(self.specifications):
             points = self.attack_points(k, spec, tries=tries, steps=steps, seed=self.settings.seed, deadline=deadline)
             yield Candidates(k, points[:REPLAYED])
@@ -293,13 +297,13 @@ class SetQuestion(Question):
     def attack_points(
         self, k: int, spec: Specification, *, tries: int, steps: int, seed: int, deadline: float
     ) -> Tensor:
-        """The best points for some clauses of the k-th set, the most promising first."""
+        """Return the best points `[n, *shape]` for the clauses of `spec` in the k-th set, the most promising first."""
         graph = self.net.own
-        pool = MANY_POINTS if self.free_inputs(k) <= FEW_INPUTS else tries
+        draws = MANY_POINTS if self.free_inputs(k) <= FEW_INPUTS else tries
         region = self.region[k : k + 1].to(graph.dtype)
-        return clause_attack(graph, region, spec, tries=tries, pool=pool, steps=steps, seed=seed, deadline=deadline)
+        return clause_attack(graph, region, spec, tries=tries, draws=draws, steps=steps, seed=seed, deadline=deadline)
 
     def sample_fingerprints(self) -> list[str]:
-        """Of each set and specification."""
+        """Return a fingerprint of each set and its specification."""
         parts = zip(self.region.x, self.region.eps.tolist(), self.specifications, strict=True)
         return [fingerprint(x, eps, spec.rows, spec.constants, spec.clause) for x, eps, spec in parts]

@@ -1,8 +1,8 @@
-"""Piecewise linear networks in exact arithmetic: for what float64 is too coarse to decide.
+"""Piecewise linear networks in exact arithmetic, for near ties that float64 is too coarse to decide.
 
 Floating-point numbers are whole numbers times powers of two, and so are sums of their products: Python's integers hold
-them without rounding. Only ops whose coefficients are stored numbers can be written out like this; a batch norm or a
-mean computes its coefficients, and a network with one stays undecided here, as does one with very large ops.
+them without rounding. Only ops whose coefficients are stored numbers can be written out like this. A batch norm or a
+mean computes its coefficients; a network with one of these, or with very large ops, stays undecided here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from polycert.forms import Identity
 from polycert.graph import Graph
 from polycert.rules import Activation, Linear, Pieces
 
-LARGEST_OP = 2**22  # coefficients of one op, zeros included: more take seconds and gigabytes
-MANTISSA = 53
+LARGEST_OP = 2**22  # coefficients of one op, zeros included: more would take seconds and gigabytes
+MANTISSA = 53  # bits of a float64's mantissa
 
 
 class Undecided(Exception):
-    """The network is too large, or an op has no stored coefficients."""
+    """Exact arithmetic cannot tell: the network is too large, or an op has no stored coefficients."""
 
 
 class Whole(NamedTuple):
@@ -39,7 +39,7 @@ class Whole(NamedTuple):
 
     @staticmethod
     def of(numbers: Tensor) -> Whole:
-        """Floating-point numbers, flat."""
+        """Return floating-point numbers without rounding, flattened."""
         flat = numbers.detach().double().flatten()
         if not bool(torch.isfinite(flat).all()):
             raise Undecided
@@ -51,35 +51,35 @@ class Whole(NamedTuple):
 
     @staticmethod
     def zeros(count: int) -> Whole:
-        """So many zeros."""
+        """Return `count` zeros."""
         return Whole(np.zeros(count, np.int64).astype(object), 0)
 
     def plus(self, other: Whole) -> Whole:
-        """The sum, entry by entry."""
+        """Return the sum, entry by entry."""
         least = min(self.exponent, other.exponent)
         return Whole(self.at(least) + other.at(least), least)
 
     def times(self, other: Whole) -> Whole:
-        """The product, entry by entry."""
+        """Return the product, entry by entry."""
         return Whole(self.values * other.values, self.exponent + other.exponent)
 
     def total(self) -> Fraction:
-        """The sum of all entries."""
+        """Return the sum of all entries."""
         return int(self.values.sum()) * Fraction(2) ** self.exponent
 
     def at(self, exponent: int) -> np.ndarray:
-        """The integers for a smaller exponent."""
+        """Return the integers that stand for the same numbers with another exponent, which is not larger."""
         shifted: np.ndarray = self.values * 2 ** (self.exponent - exponent)
         return shifted
 
     def fractions(self) -> list[Fraction]:
-        """The numbers themselves."""
+        """Return the numbers as fractions."""
         unit = Fraction(2) ** self.exponent
         return [int(value) * unit for value in self.values]
 
 
 class Matrix(NamedTuple):
-    """A matrix by its entries that are not 0."""
+    """A sparse matrix: the entries that are not 0, and where they are."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -88,19 +88,20 @@ class Matrix(NamedTuple):
 
     @staticmethod
     def of(matrix: Tensor) -> Matrix:
-        """From a dense one, `[rows, columns]`."""
+        """Return the sparse form of a dense matrix `[rows, columns]`."""
         rows, columns = matrix.nonzero(as_tuple=True)
         return Matrix(rows.numpy(), columns.numpy(), Whole.of(matrix[rows, columns]), (len(matrix), matrix.shape[1]))
 
     def apply(self, vector: Whole) -> Whole:
-        """The product with a column, `[rows]`."""
+        """Return the product with a column vector: `[rows]`."""
         return self._product(vector, self.columns, self.rows, self.shape[0])
 
     def pull(self, vector: Whole) -> Whole:
-        """The product with a row from the left, `[columns]`."""
+        """Return the product with a row vector from the left: `[columns]`."""
         return self._product(vector, self.rows, self.columns, self.shape[1])
 
     def _product(self, vector: Whole, read: np.ndarray, write: np.ndarray, size: int) -> Whole:
+        """Add up entries times the vector's values at `read`, in the places `write` of a vector of some size."""
         there = vector.values[read] != 0
         found = np.zeros(size, np.int64).astype(object)
         np.add.at(found, write[there], vector.values[read[there]] * self.entries.values[there])
@@ -108,7 +109,7 @@ class Matrix(NamedTuple):
 
 
 class RationalForm(NamedTuple):
-    """`coefficients . x + constant` over the network's input."""
+    """The affine function `coefficients . x + constant` of the network's input."""
 
     coefficients: list[Fraction]
     constant: Fraction
@@ -119,10 +120,10 @@ class RationalNetwork:
     """A network whose values are computed without rounding."""
 
     graph: Graph  # float64
-    _written: dict[int, tuple[list[Matrix], Whole | None]] = field(default_factory=dict)
+    _written: dict[int, tuple[list[Matrix], Whole | None]] = field(default_factory=dict)  # coefficients by node
 
     def outputs(self, point: Tensor) -> Whole:
-        """The network's output at one input, `[outputs]`."""
+        """Return the network's output at one input, `[outputs]`."""
         found = [Whole.of(point)]
         for index, node in enumerate(self.graph.nodes[1:], start=1):
             inputs = [found[k] for k in node.inputs]
@@ -130,6 +131,7 @@ class RationalNetwork:
         return found[-1]
 
     def _value(self, index: int, inputs: list[Whole]) -> Whole:
+        """Return a node's value for the values of its inputs."""
         if isinstance(self.graph.nodes[index].op, Activation):
             (z,) = inputs
             slope, constant = piece(pieces_of(self.graph, index), beyond(z, pieces_of(self.graph, index)))
@@ -141,11 +143,11 @@ class RationalNetwork:
         return total
 
     def pull(self, rows: Mapping[int, Whole], sides: Mapping[int, Tensor]) -> RationalForm:
-        """A sum of rows over nodes as an affine function of the input, where every activation is on one piece.
+        """Return a sum of rows over nodes as an affine function of the input, with every activation on one piece.
 
         Args:
-            rows: coefficients of nodes' values, by node.
-            sides: for each activation `[bends, size]`, whether its input is beyond the bend.
+            rows: the coefficients of nodes' values, by node.
+            sides: whether an activation's input is beyond each bend, `[bends, size]`, by activation.
         """
         waiting, constant = dict(rows), Fraction(0)
         for index in range(self.graph.output, 0, -1):
@@ -160,6 +162,7 @@ class RationalNetwork:
         return RationalForm(left.fractions(), constant)
 
     def _pull(self, index: int, row: Whole, sides: Mapping[int, Tensor]) -> tuple[list[Whole], Fraction]:
+        """Return a row over a node as rows over the node's inputs, and a constant."""
         if isinstance(self.graph.nodes[index].op, Activation):
             slope, constant = piece(pieces_of(self.graph, index), sides[index].numpy())
             return [row.times(slope)], row.times(constant).total()
@@ -167,7 +170,7 @@ class RationalNetwork:
         return [matrix.pull(row) for matrix in matrices], Fraction(0) if bias is None else row.times(bias).total()
 
     def _coefficients(self, index: int) -> tuple[list[Matrix], Whole | None]:
-        """Of an affine node: a matrix for each input, and the constants."""
+        """Return a matrix for each input of an affine node, and its constants if it has any."""
         if index not in self._written:
             op, sources = self.graph.nodes[index].op, self.graph.nodes[index].inputs
             shapes = [self.graph.nodes[k].shape for k in sources]
@@ -178,7 +181,8 @@ class RationalNetwork:
             ones = [torch.ones(1, *shape, dtype=torch.float64) for shape in shapes]
             if op.pull_error(entries, ones, error_model(self.graph)) is not None:
                 raise Undecided
-            if op.bias is not None and not torch.equal(op.bias.abs(), _size(op.bias_magnitude)):  # it was computed
+            # A bias that is not as large as its magnitude was computed with rounding.
+            if op.bias is not None and not torch.equal(op.bias.abs(), _size(op.bias_magnitude)):
                 raise Undecided
             matrices = [Matrix.of(form.dense().coef.flatten(2)[0]) for form in op.pull(entries)]
             self._written[index] = matrices, None if op.bias is None else Whole.of(op.bias)
@@ -186,12 +190,13 @@ class RationalNetwork:
 
 
 def _size(magnitude: Tensor | None) -> Tensor:
+    """Return the magnitude, which every op with a bias has."""
     assert magnitude is not None
     return magnitude
 
 
 def pieces_of(graph: Graph, index: int) -> Pieces:
-    """The pieces of an activation node; a curve has none."""
+    """Return the pieces of an activation node; a smooth activation has none and is `Undecided`."""
     pieces = graph.activation(index).pieces
     if pieces is None:
         raise Undecided
@@ -199,14 +204,14 @@ def pieces_of(graph: Graph, index: int) -> Pieces:
 
 
 def beyond(z: Whole, pieces: Pieces) -> np.ndarray:
-    """Which of the bends each number has passed, `[bends, size]`."""
+    """Return which of the bends each number has passed, `[bends, size]`."""
     values = z.fractions()
     passed = [[value >= Fraction(at) for value in values] for at in pieces.ends]
     return np.array(passed, dtype=bool).reshape(len(pieces.ends), len(values))
 
 
 def piece(pieces: Pieces, passed: np.ndarray) -> tuple[Whole, Whole]:
-    """Slope and constant of the piece that each entry is on, given which bends it has passed, `[bends, size]`."""
+    """Return slope and constant of the piece that each entry is on, by the bends `[bends, size]` that it has passed."""
     place = torch.from_numpy(passed.sum(0))
     slope = Whole.of(torch.tensor(pieces.slopes, dtype=torch.float64)[place])
     constant = Whole.of(torch.full(place.shape, pieces.value, dtype=torch.float64))

@@ -1,14 +1,15 @@
-"""Leaves that float64 is too coarse to decide, in exact arithmetic.
+"""Exact arithmetic for leaves that float64 is too coarse to decide.
 
-With every unit held on one side the network is affine, and the solver of `leaves` says which rows are tight and which
-inputs stand at an end of the box. For any multipliers beta >= 0 of the units and w >= 0 of a clause's rows, all points
-of the leaf satisfy
+With every unit held on one side the network is affine, and the solution of the leaf's program (`programs.solve_leaf`)
+says which rows are tight and which inputs stand at an end of the box. For any multipliers beta >= 0 of the units and
+w >= 0 of a clause's rows, all points of the leaf satisfy
 
     w . rows(x)  >=  L(x) = w . rows(x) - sum over units on of beta z(x) + sum over units off of beta z(x),
 
-so that a positive minimum of L over the region proves the leaf. L is computed without rounding. Unless the round side
-of a ball holds the point, the multipliers are solved for as well, in fractions, so that L does not move with the inputs
-that stand at no end; and where such a vertex of the leaf fails by itself, a tie for instance, it is a counterexample.
+so that a positive minimum of L over the region proves the leaf. L is computed without rounding. Unless the solver's
+point lies on the round side of a ball, the multipliers are also solved for in fractions, such that L does not change
+with the inputs that stand at no end. If the clause fails at this vertex of the leaf, in a tie for instance, the vertex
+is a counterexample.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from torch import Tensor
 
 from polycert.sets.ball import Region
 from polycert.sets.geometry import drop_prices, power_norm
-from polycert.verification.dual_bound import ON, Nodes
-from polycert.verification.leaf_lp import LeafSolution
+from polycert.verification.beta_crown import ON, Nodes
+from polycert.verification.programs import LeafSolution
 from polycert.verification.rational import RationalForm, RationalNetwork, Whole
 from polycert.verification.reduced_problem import Reduced
 
-MOST_ROWS = 60  # equations in fractions
-NEAR_AN_END = 1e-7  # of eps: an input this near to an end stands at it
-SAFETY = Fraction(1, 2**50)  # for each term of a norm that is no rational number, and for a thousand more
+MOST_ROWS = 60  # so many equations are solved in fractions, at most
+NEAR_AN_END = 1e-7  # an input nearer to an end than this share of eps stands at it
+SAFETY = Fraction(1, 2**50)  # relative error of a norm in float64 for each of its terms, and for a thousand more
 
 Numbers = list[Fraction]
 
@@ -47,14 +48,14 @@ class ExactLeaf:
         self.inputs = leaf.inputs[0]
 
     def proved(self) -> bool:
-        """Whether no point of the leaf fails, by the solver's multipliers or by those of its vertex."""
+        """Whether no point of the leaf fails, proved by the solver's multipliers or by those of its vertex."""
         if positive(self.region, self._sum(_fractions(self.weight), _fractions(self.beta))):
             return True
         solved = self._multipliers()
         return solved is not None and positive(self.region, self._sum(*solved))
 
     def vertex(self) -> Tensor | None:
-        """The point `[inputs]` at which all tight rows are 0, if float64 can hold it."""
+        """Return the point `[inputs]` at which all tight rows are 0, or None if float64 cannot hold it."""
         tight, face = self._tight(), self._face()
         if face is None or len(tight) > MOST_ROWS:
             return None
@@ -77,14 +78,14 @@ class ExactLeaf:
         return torch.tensor(numbers, dtype=torch.float64) if held else None
 
     def _multipliers(self) -> tuple[Numbers, Numbers] | None:
-        """Weights and split multipliers under which inputs that stand at no end do not count."""
+        """Return weights and split multipliers such that L does not change with inputs that stand at no end."""
         tight, face = self._tight(), self._face()
         if face is None or len(tight) > MOST_ROWS:
             return None
         rows = [self._row(k) for k in tight]
         prices = _fractions(torch.cat([self.beta, self.weight]))
         units = len(self.beta)
-        # The last unknown is what a step away from the sample costs, where the ball is what holds the point.
+        # The last unknown is the price of a step away from the sample, where the point lies on the ball's surface.
         signs = [Fraction(0)] * len(face.ends) if face.signs is None else face.signs
         free = [i for i, end in enumerate(face.ends) if end is None]
         equations = [[*(row.coefficients[i] for row in rows), signs[i]] for i in free]
@@ -100,19 +101,19 @@ class ExactLeaf:
         return every[units:], every[:units]
 
     def _tight(self) -> list[int]:
-        """The rows with a price: units first, then rows of the specification."""
+        """Return the numbers of the rows with a price: first units, then rows of the specification."""
         found: list[int] = torch.cat([self.beta, self.weight]).nonzero().flatten().tolist()
         return found
 
     def _row(self, k: int) -> RationalForm:
-        """Minus a unit that is on, a unit that is off, or a row of the specification."""
+        """Return the k-th row as a function of the input: minus a unit that is on, a unit that is off, or a row."""
         price = torch.zeros(len(self.beta) + len(self.weight), dtype=torch.float64)
         price[k] = 1
         beta, weight = _fractions(price[: len(self.beta)]), _fractions(price[len(self.beta) :])
         return self._sum(weight, beta)
 
     def _sum(self, weight: Numbers, beta: Numbers) -> RationalForm:
-        """L as an affine function of the input."""
+        """Return L as an affine function of the input."""
         graph, spec = self.origin.graph, self.origin.spec
         rows: dict[int, Whole] = {}
         constant = Fraction(0)
@@ -134,7 +135,7 @@ class ExactLeaf:
         return RationalForm(pulled.coefficients, pulled.constant + constant)
 
     def _face(self) -> Face | None:
-        """What holds the solver's point; None where that is the round side of a ball."""
+        """Return the face of the region on which the solver's point lies; None if it is the round side of a ball."""
         region, norm = self.region, self.region.norm
         x, eps = _fractions(region.x), Fraction(float(region.eps))
         delta = self.inputs - region.x.flatten()
@@ -156,15 +157,15 @@ class ExactLeaf:
 
 
 class Face(NamedTuple):
-    """The inputs that stand at an end, and where the ball of norm 1 holds the others: `signs . free = reach`."""
+    """A face of the region: the inputs that stand at an end and, on the ball of norm 1, `signs . free = reach`."""
 
-    ends: list[Fraction | None]
-    signs: Numbers | None
+    ends: list[Fraction | None]  # None: the input is free
+    signs: Numbers | None  # None: the ball holds no input
     reach: Fraction
 
 
 def _end(value: Fraction, near: Fraction, low: Fraction | None, high: Fraction | None) -> Fraction | None:
-    """The end that a value stands at, if any."""
+    """Return the end that a value stands at, or None."""
     if low is not None and value <= low + near:
         return low
     return high if high is not None and value >= high - near else None
@@ -173,8 +174,9 @@ def _end(value: Fraction, near: Fraction, low: Fraction | None, high: Fraction |
 def positive(region: Region, line: RationalForm) -> bool:
     """Whether an affine function is proved to be positive on the region around one sample, without rounding.
 
-    Exact over a box. Over other balls it is the dual bound of `geometry` with prices found in float64, for which any
-    will do: line(x) minus what full inputs take must be larger than `eps ||price||_q`.
+    Over a box the answer is exact. Over other balls it comes from the dual bound of `geometry`, which is valid for any
+    prices; these are found in float64. The value at x, less what full inputs take, must be larger than
+    `eps ||price||_q`.
     """
     if math.isinf(region.norm):
         box = exact_box(region)
@@ -196,7 +198,7 @@ def positive(region: Region, line: RationalForm) -> bool:
 
 
 def _price(found: float, size: Fraction, room: Fraction | None) -> Fraction:
-    """At least 0, and at most the coefficient's size, which it is where there is no end."""
+    """Return a price between 0 and the coefficient's size; it is the size where the input has no end."""
     return size if room is None or not math.isfinite(found) else min(max(Fraction(found), Fraction(0)), size)
 
 
@@ -209,14 +211,14 @@ def _larger(value: Fraction, prices: Sequence[Fraction], eps: Fraction, norm: fl
     top = max(prices)
     if top == 0:
         return value > 0
-    # In units of the largest: the prices themselves may be below all that float64 can hold.
+    # The norm is taken in units of the largest price: the prices themselves may be below all that float64 can hold.
     shares = torch.tensor([float(price / top) for price in prices], dtype=torch.float64)
     size = float(power_norm(shares, norm / (norm - 1)))
     return math.isfinite(size) and value > eps * top * Fraction(size) * (1 + SAFETY * (len(prices) + 1000))
 
 
 def exact_box(region: Region) -> list[tuple[Fraction, Fraction]]:
-    """Ends of the box around the ball of one sample, cut by the sides, without rounding."""
+    """Return the ends of the box around the ball of one sample, cut by the region's sides, without rounding."""
     eps = Fraction(float(region.eps))
     rooms = zip(_fractions(region.x), _side(region.low, region), _side(region.high, region), strict=True)
     return [
@@ -226,7 +228,7 @@ def exact_box(region: Region) -> list[tuple[Fraction, Fraction]]:
 
 
 def _rooms(region: Region, coefficients: Numbers) -> list[Fraction | None]:
-    """How far each input can go in the direction in which the function falls; None: without end."""
+    """Return how far each input can go in the direction in which the function falls; None means without end."""
     lows, highs = _side(region.low, region), _side(region.high, region)
     found: list[Fraction | None] = []
     for x, c, low, high in zip(_fractions(region.x), coefficients, lows, highs, strict=True):
@@ -236,6 +238,7 @@ def _rooms(region: Region, coefficients: Numbers) -> list[Fraction | None]:
 
 
 def _side(side: Tensor | None, region: Region) -> list[Fraction | None]:
+    """Return one side of the region's box, an entry for each input; None where it has no end."""
     if side is None:
         return [None] * region.x[0].numel()
     values = side.double().expand_as(region.x).flatten().tolist()
@@ -243,7 +246,7 @@ def _side(side: Tensor | None, region: Region) -> list[Fraction | None]:
 
 
 def solve(equations: Sequence[Numbers], right: Numbers, guess: Numbers) -> Numbers | None:
-    """A solution of linear equations; unknowns that are left free take their guess. None: there is none."""
+    """Return a solution of linear equations, or None; unknowns that the equations leave free take their guess."""
     rows = [[*row, end] for row, end in zip(equations, right, strict=True)]
     pivots: list[int] = []
     for column in range(len(guess)):
@@ -267,10 +270,12 @@ def solve(equations: Sequence[Numbers], right: Numbers, guess: Numbers) -> Numbe
 
 
 def _fractions(numbers: Tensor) -> Numbers:
+    """Return numbers as fractions, flattened."""
     return [Fraction(value) for value in numbers.double().flatten().tolist()]
 
 
 def _float(value: Fraction) -> float:
+    """Return the nearest float64; infinity for numbers beyond the largest."""
     try:
         return float(value)
     except OverflowError:
@@ -278,9 +283,10 @@ def _float(value: Fraction) -> float:
 
 
 def _scaled(row: Whole, factor: Fraction) -> Whole:
-    """A row times a fraction whose denominator is a power of two."""
+    """Return a row times a fraction whose denominator is a power of two."""
     return Whole(row.values * factor.numerator, row.exponent - (factor.denominator.bit_length() - 1))
 
 
 def _add(rows: dict[int, Whole], index: int, row: Whole) -> None:
+    """Add a row to those over a node."""
     rows[index] = rows[index].plus(row) if index in rows else row

@@ -1,4 +1,4 @@
-"""One image's network with everything stable composed away: small dense maps that all branch-and-bound nodes share.
+"""The reduced problem of one set: the network with its stable units composed away, shared by all nodes of a search.
 
 Over the set around one input most units of a trained network are stable: they stay on one linear piece. Composing
 them leaves
@@ -8,8 +8,8 @@ them leaves
 where z are the unstable units alone, in order, so that `through` is strictly lower triangular by layers. Every
 piecewise linear activation fits: a unit is `slope z` plus `change max(z - at, 0)` for each bend in its interval.
 
-The maps are computed in float64 by the same backward pass as all bounds; what rounding may have got wrong in a row is
-kept with it (`error`), so that statements about these maps become statements about the network.
+The maps are computed in float64 by the same backward pass as all bounds. Each row comes with what rounding may have got
+wrong in it (`error`), so that statements about these maps become statements about the network.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from polycert.sets.ball import Region
 from polycert.sets.interval import Interval, Rounding, outward
 from polycert.verification.specification import Specification
 
-LOCAL = 0.2  # of a layer's coefficients: with fewer that are not 0, sparse products take less time
+LOCAL = 0.2  # sparse products take less time if less than this share of a layer's coefficients is not 0
 
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """A matrix `[units, inputs]`: the rows of the first layers sparse, the others as they are."""
+    """A matrix `[units, inputs]`, in which the rows of the first layers are sparse and the others are dense."""
 
-    local: Tensor | None  # [first units, inputs], by rows
-    transposed: Tensor | None  # [inputs, first units], by rows
+    local: Tensor | None  # [first units, inputs], sparse by rows
+    transposed: Tensor | None  # [inputs, first units], sparse by rows
     rest: Tensor  # [other units, inputs]
 
     @staticmethod
     def of(matrix: Tensor, layers: Sequence[slice]) -> Coefficients:
-        """Sparse up to the first layer that sees much of the input."""
+        """Return a matrix whose rows are sparse up to the first layer that sees much of the input."""
         end = 0
         for layer in layers:
             if matrix[layer].count_nonzero() > LOCAL * matrix[layer].numel():
@@ -60,7 +60,7 @@ class Coefficients:
         return Coefficients(_by_rows(first), _by_rows(first.T.contiguous()), matrix[end:])
 
     def back(self, weights: Tensor) -> Tensor:
-        """Rows added up: `[n, units]` times the matrix, `[n, inputs]`."""
+        """Return weights `[n, units]` times the matrix: `[n, inputs]`."""
         if self.transposed is None:
             return weights @ self.rest
         end = self.transposed.shape[1]
@@ -68,19 +68,20 @@ class Coefficients:
         return found.add_((self.transposed @ weights[:, :end].T.contiguous()).T)
 
     def at(self, x: Tensor) -> Tensor:
-        """Each row at inputs `[n, inputs]`: `[n, units]`."""
+        """Return the matrix times inputs `[n, inputs]`: `[n, units]`."""
         late = x @ self.rest.T
         return late if self.local is None else torch.cat([(self.local @ x.T.contiguous()).T, late], 1)
 
 
 def _by_rows(matrix: Tensor) -> Tensor:
+    """Return a matrix in compressed sparse rows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that its interface may change
         return matrix.to_sparse_csr()
 
 
 class AffineMaps(NamedTuple):
-    """Affine functions of the input and of the units: `direct x + through h + offset`, wrong by `error` at most."""
+    """Affine functions `direct x + through h + offset` of the input and of the units, each wrong by at most `error`."""
 
     direct: Tensor  # [rows, inputs]
     through: Tensor  # [rows, units]
@@ -88,32 +89,32 @@ class AffineMaps(NamedTuple):
     error: Tensor  # [rows]
 
     def __call__(self, x: Tensor, h: Tensor) -> Tensor:
-        """Values `[n, rows]` at inputs `[n, inputs]` and unit values `[n, units]`."""
+        """Return the values `[n, rows]` at inputs `[n, inputs]` and unit values `[n, units]`."""
         return x @ self.direct.T + h @ self.through.T + self.offset
 
     def to(self, dtype: torch.dtype) -> AffineMaps:
-        """In another type."""
+        """Return the maps in another type."""
         return AffineMaps(*(part.to(dtype) for part in self))
 
 
 @dataclass(frozen=True, eq=False)
 class ReductionSource:
-    """Where a reduced problem comes from: what exact arithmetic needs to look at the network itself again."""
+    """What a reduced problem was made from: exact arithmetic goes back to the network itself."""
 
     graph: Graph
     spec: Specification
-    sides: dict[int, Tensor]  # for each activation `[bends, size]`: whether a stable unit is beyond the bend
-    units: Tensor  # [units, 3]: activation, bend and place of each unstable unit
+    sides: dict[int, Tensor]  # [bends, size] by activation: whether a stable unit is beyond the bend
+    units: Tensor  # [units, 3]: the activation, bend and place of each unstable unit
 
     def held(self, on: Tensor) -> dict[int, Tensor]:
-        """The sides of all units, where the unstable ones are on (`[units]`) or off."""
+        """Return the sides of all units if the unstable ones are held on or off, by the mask `on` `[units]`."""
         sides = {index: side.clone() for index, side in self.sides.items()}
         for (index, bend, place), beyond in zip(self.units.tolist(), on.tolist(), strict=True):
             sides[index][bend, place] = beyond
         return sides
 
     def without(self, stable: Tensor, on: Tensor) -> ReductionSource:
-        """The same where more units have become stable."""
+        """Return the source of a problem in which more units are stable, by masks `[units]`."""
         sides = replace(self, units=self.units[stable]).held(on[stable])
         return replace(self, sides=sides, units=self.units[~stable])
 
@@ -124,36 +125,39 @@ class Reduced:
 
     origin: ReductionSource
     region: Region  # of one sample
-    units: AffineMaps
-    rows: AffineMaps
-    lower: Tensor  # [units], < 0
-    upper: Tensor  # [units], > 0
-    layers: tuple[slice, ...]  # units by layer: later ones depend on earlier ones only
-    members: Tensor  # [clauses, rows]
+    units: AffineMaps  # the units' values z
+    rows: AffineMaps  # the rows of the specification
+    lower: Tensor  # [units], < 0: lower pre-activation bounds
+    upper: Tensor  # [units], > 0: upper pre-activation bounds
+    layers: tuple[slice, ...]  # the units of each layer, which depend on those of earlier layers only
+    members: Tensor  # [clauses, rows]: the rows that belong to each clause
 
     @property
     def count(self) -> int:
-        """How many unstable units there are."""
+        """Return how many unstable units there are."""
         return len(self.lower)
 
     @cached_property
     def chord(self) -> Tensor:
-        """Slope of the line over each unit's bend, `[units]`."""
+        """Return the slope of the upper line of each unit's triangle relaxation, `[units]`."""
         return self.upper / (self.upper - self.lower)
 
     @cached_property
     def direct(self) -> Coefficients:
-        """`units.direct` for many products, up to rounding; what proofs rest on takes the matrix itself."""
+        """Return `units.direct` in a form for many products; proofs take the matrix itself, as rounding differs."""
         return Coefficients.of(self.units.direct, self.layers)
 
     @cached_property
     def rounding(self) -> Rounding:
-        """Error terms for one evaluation of a bound in float64."""
+        """Return the error terms for one evaluation of a bound in float64."""
         return Rounding(torch.float64, 64)
 
     @cached_property
     def slack(self) -> tuple[Tensor, Tensor]:
-        """Per |multiplier| of each unit, and of each row: all that rounding may take from a bound."""
+        """Return what rounding may take from a bound, for a multiplier of size 1 of each unit and of each row.
+
+        Shapes are `[units]` and `[rows]`.
+        """
         gamma = self.rounding.gamma(self.units.direct.shape[1] + 2 * self.count + len(self.rows.offset))
         size, high = self.region.magnitude.flatten(), self.upper.clamp(min=0)
 
@@ -167,12 +171,15 @@ class Reduced:
 
     @cached_property
     def underflow(self) -> Tensor:
-        """What a bound may lose whatever its multipliers: a coefficient adds up a product for each unit and row."""
+        """Return what a bound may lose by underflow, whatever its multipliers are.
+
+        Each coefficient adds up a product for every unit and row.
+        """
         size = self.region.magnitude.sum() + torch.maximum(self.upper, -self.lower).sum()
         return self.rounding.smallest * (self.count + len(self.rows.offset)) * size + self.rounding.tiny
 
     def to(self, dtype: torch.dtype) -> Reduced:
-        """For searching in another type; bounds then prove nothing."""
+        """Return the problem in another type, in which bounds prove nothing and only guide the search."""
         return replace(
             self,
             region=self.region.to(dtype),
@@ -183,7 +190,7 @@ class Reduced:
         )
 
     def values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The units z `[n, units]` and the rows `[n, rows]` at inputs `[n, inputs]`."""
+        """Return the values of the units z `[n, units]` and of the rows `[n, rows]` at inputs `[n, inputs]`."""
         z = self.direct.at(x) + self.units.offset
         for layer in self.layers[1:]:
             h = z[:, : layer.start].relu()
@@ -192,13 +199,13 @@ class Reduced:
 
 
 def reduce(graph: Graph, region: Region, intervals: Mapping[int, Interval], spec: Specification) -> Reduced:
-    """Compose all that is stable.
+    """Return the reduced problem, in which all stable units are composed away.
 
     Args:
-        graph: in float64, piecewise linear.
-        region: one sample, in float64.
-        intervals: rigorous bounds of every activation's input over the region, `[1, *shape]`.
-        spec: the rows over the output.
+        graph: the network in float64; it must be piecewise linear.
+        region: the set around one sample, in float64.
+        intervals: rigorous pre-activation bounds over the region, `[1, *shape]`.
+        spec: the specification.
     """
     composer = Composer(graph, region, intervals)
     for index in graph.activations:
@@ -207,15 +214,15 @@ def reduce(graph: Graph, region: Region, intervals: Mapping[int, Interval], spec
 
 
 class UnstableUnits(NamedTuple):
-    """Unstable bends of one activation: where they are, and what they add to its value."""
+    """The unstable units of one activation: one for each bend that lies inside its interval."""
 
-    bend: Tensor  # number of the bend, [units]
-    place: Tensor  # flat position in the activation, [units]
-    change: Tensor  # of the slope, [units]
+    bend: Tensor  # [units]: the number of the bend
+    place: Tensor  # [units]: the flat position in the activation
+    change: Tensor  # [units]: the change of the slope at the bend
 
 
 class Composer:
-    """Builds the maps layer by layer."""
+    """Builds the maps of a reduced problem layer by layer."""
 
     def __init__(self, graph: Graph, region: Region, intervals: Mapping[int, Interval]) -> None:
         self.graph, self.region = graph, region
@@ -227,7 +234,7 @@ class Composer:
         self.bounds: list[Interval] = []
 
     def add_layer(self, index: int) -> None:
-        """The unstable bends of one activation node."""
+        """Add the unstable units of one activation node."""
         node = self.graph.nodes[index]
         source = node.inputs[0]
         lower, upper = (end.flatten() for end in self.run.interval(source))
@@ -253,7 +260,7 @@ class Composer:
         self.units[index] = UnstableUnits(bend, place, torch.cat(changes))
 
     def maps(self, index: int, rows: Tensor, constants: Tensor) -> AffineMaps:
-        """Rows `[rows, *shape]` over a node, plus constants, through all that is stable."""
+        """Return rows `[rows, *shape]` over a node, plus constants, as functions of the input and the units so far."""
         pulled = pull(self.run, index, Dense(rows.unsqueeze(0)), LOWER, keep=True)
         direct = pulled.forms[0].dense().coef.flatten(2)[0]
         through = [self._columns(pulled, k, unit, len(rows)) for k, unit in self.units.items()]
@@ -263,13 +270,13 @@ class Composer:
 
     @staticmethod
     def _columns(pulled: Pulled, index: int, unit: UnstableUnits, count: int) -> Tensor:
-        """The rows' coefficients of one activation's unstable units."""
-        if index not in pulled.passed:  # not on the way
+        """Return the rows' coefficients of one activation's unstable units, `[rows, units]`."""
+        if index not in pulled.passed:  # the rows do not depend on this activation
             return torch.zeros(count, len(unit.place), dtype=torch.float64)
         return pulled.passed[index].dense().coef.flatten(2)[0][:, unit.place] * unit.change
 
     def finish(self, spec: Specification) -> Reduced:
-        """All layers together, and the rows of the specification."""
+        """Return the reduced problem of all layers and the rows of the specification."""
         rows = self.maps(self.graph.output, spec.rows, spec.constants)
         ends = list(accumulate((len(part.offset) for part in self.parts), initial=0))
         none = AffineMaps(rows.direct[:0], rows.through[:0], rows.offset[:0], rows.error[:0])
@@ -285,13 +292,13 @@ class Composer:
 
 
 def piecewise_linear(graph: Graph) -> bool:
-    """Whether every activation is, so that a network can be reduced."""
+    """Whether every activation is piecewise linear, so that the network can be reduced."""
     ops = [graph.nodes[k].op for k in graph.activations]
     return all(isinstance(op, Activation) and op.pieces is not None for op in ops)
 
 
 def unstable_units(graph: Graph, intervals: Mapping[int, Interval]) -> int:
-    """How many bends of a piecewise linear graph's activations lie inside their intervals, for one sample."""
+    """Return how many unstable units the reduced problem of a piecewise linear graph has, for one sample."""
     count = 0
     for index in graph.activations:
         node = graph.nodes[index]
@@ -303,7 +310,7 @@ def unstable_units(graph: Graph, intervals: Mapping[int, Interval]) -> int:
 
 
 def _stable_pieces(activation: Activation, given: Interval, rounding: Rounding | None) -> Lines:
-    """Each activation with the slopes of its stable bends; the unstable ones are the units."""
+    """Return the lines of an activation without its unstable bends, which the units stand for."""
     pieces = activation.pieces
     assert pieces is not None
     assert rounding is not None
@@ -320,4 +327,5 @@ def _stable_pieces(activation: Activation, given: Interval, rounding: Rounding |
 
 
 def _unbounded(run: Pass, index: int) -> Interval:
+    """Refuse a node without bounds: a reduction computes none itself."""
     raise PolycertError(f"node {index} has no bounds: give intervals of all inputs of activations")

@@ -1,4 +1,4 @@
-"""The search for what bounds leave open in one set: stages from the quickest to the last resort."""
+"""The search in one set that bounds left open: stages from the quickest to the last resort."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ from polycert.bounding.chunking import free_memory
 from polycert.bounding.methods import error_model
 from polycert.runtime.execution import plain_products
 from polycert.verification.branch_and_bound import BranchAndBound
-from polycert.verification.budget import Budget
+from polycert.verification.budget import Budget, OutOfTime
 from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.input_split import Boxes, InputSplitting, Rows
-from polycert.verification.milp import get_solver, solve
-from polycert.verification.pre_activation import Intervals, OutOfTime
+from polycert.verification.pre_activation import Intervals, refine
+from polycert.verification.programs import get_solver, solve_clauses
 from polycert.verification.question import FEW_INPUTS, Question
 from polycert.verification.reduced_problem import Reduced, piecewise_linear, reduce, unstable_units
 from polycert.verification.specification import Specification
-from polycert.verification.tightening import refine
 from polycert.verification.verdicts import FALSIFIED, RIGOROUS, ROBUST, UNKNOWN, SearchResult
 
-BRANCHING = 0.7  # share of the time after which no branching begins; the rest is for a mixed-integer program
-SPLITTING = 0.7  # the same for splitting on inputs where units can be branched on as well
-FIRST_NODES = 32  # after so many, deeper units are worth tighter bounds
-FIRST_TURN = 2.0  # seconds for each clause in turn, twice as long each time
+BRANCHING = 0.7  # the share of the time after which no branching begins; the rest is for a mixed-integer program
+SPLITTING = 0.7  # the share of the time for splitting on inputs where units can be branched on as well
+FIRST_NODES = 32  # after so many nodes, units of deeper layers are worth tighter bounds
+FIRST_TURN = 2.0  # seconds for each clause in the first turn; each turn is twice as long as the one before
 
 
 @dataclass(eq=False)
 class Search:
-    """One set of a question.
+    """The search in one set of a question.
 
     Attributes:
-        question: it stands in there.
-        place: where.
+        question: the question.
+        place: the position of the set in the question.
         spec: the clauses that are open.
-        intervals: rigorous bounds of the hidden units.
+        intervals: rigorous pre-activation bounds.
         budget: what the search may take.
-        problem: its reduced problem, with the open clauses, once it is made.
+        problem: the reduced problem with the open clauses; None until a stage needs it.
     """
 
     question: Question
@@ -54,17 +53,17 @@ class Search:
 
     @cached_property
     def check(self) -> CounterexampleCheck:
-        """What recognises a counterexample."""
+        """Return the check that recognises counterexamples in the set."""
         return self.question.check(self.place)
 
     @property
     def provable(self) -> bool:
-        """Whether bounds of the network prove anything."""
+        """Whether bounds of the network are proofs."""
         return self.question.net.proof is not None
 
     @cached_property
     def reducible(self) -> bool:
-        """Whether the network is piecewise linear, and its unstable units fit into memory."""
+        """Whether the network is piecewise linear and its unstable units fit into memory."""
         graph = self.check.net.double
         bounded = all(graph.nodes[k].inputs[0] in self.intervals for k in graph.activations)
         if not bounded or not self.provable or not piecewise_linear(graph):
@@ -74,18 +73,18 @@ class Search:
 
     @cached_property
     def few_inputs(self) -> bool:
-        """Whether the set is a box that can be halved to the end."""
+        """Whether the set is a box with so few free inputs that halving it can come to an end."""
         box = math.isinf(self.question.region.norm)
         return self.provable and box and self.question.free_inputs(self.place) <= FEW_INPUTS
 
     def reduced(self) -> Reduced:
-        """The reduced problem of the open clauses."""
+        """Return the reduced problem of the open clauses."""
         if self.problem is None:
             self.problem = reduce(self.check.net.double, self.check.region, self.intervals, self.spec)
         return self.problem
 
     def keep(self, clauses: Tensor) -> None:
-        """Go on with some of the clauses, a mask."""
+        """Leave out clauses that are proved; `clauses` is a mask of those that are still open."""
         if bool(clauses.all()):
             return
         self.spec = self.spec.keep(clauses)
@@ -93,7 +92,7 @@ class Search:
             self.problem = replace(self.problem, members=self.problem.members[clauses])
 
     def run(self) -> SearchResult:
-        """Stage after stage, until one decides or the time is up."""
+        """Run the stages in order until one decides or the time is up, and return the last result."""
         result = SearchResult(UNKNOWN, "bounds")
         with torch.no_grad():
             for stage in STAGES:
@@ -105,29 +104,29 @@ class Search:
 
 
 class SearchStage(ABC):
-    """One way to go on."""
+    """One way to search a set."""
 
     @abstractmethod
     def suits(self, search: Search) -> bool:
-        """Whether it is worth trying."""
+        """Whether the stage is worth trying."""
 
     @abstractmethod
     def run(self, search: Search) -> SearchResult:
-        """What it finds; clauses that it proves are left out of the search."""
+        """Return what the stage finds, and leave the clauses that it proves out of the search."""
 
 
 @dataclass(frozen=True)
 class ActivationSplitting(SearchStage):
     """Branch and bound on the sides of unstable units."""
 
-    first: bool  # a few nodes only; later runs tighten the units before
+    first: bool  # the first run takes a few nodes only; the second one tightens the bounds of the units before
 
     def suits(self, search: Search) -> bool:
-        """Where units have two sides; a second run if there are deep ones."""
+        """Whether the network is reducible; for a second run, whether there are units in later layers to tighten."""
         return search.reducible and (self.first or len(search.reduced().layers) > 1)
 
     def run(self, search: Search) -> SearchResult:
-        """To the end of its time, or of its nodes."""
+        """Branch until the stage's time or its nodes are spent."""
         problem = search.reduced()
         if not self.first:
             problem = search.problem = refine(problem, search.budget)
@@ -145,17 +144,17 @@ class InputHalving(SearchStage):
     """Branch and bound on the input."""
 
     def suits(self, search: Search) -> bool:
-        """Where few inputs can move."""
+        """Whether few inputs can move."""
         return search.few_inputs
 
     def run(self, search: Search) -> SearchResult:
-        """The clauses in turns that grow."""
+        """Halve boxes for one open clause after another, in turns that grow."""
         graph, budget = search.check.net.double, search.budget
         share = SPLITTING if search.reducible else 1.0
         deadline = budget.started + share * budget.seconds
         boxes = Boxes(*search.check.region.box)
         specs = {k: search.spec.keep(torch.arange(search.spec.clauses) == k) for k in range(search.spec.clauses)}
-        looks = {k: CentreCheck(search.check, spec) for k, spec in specs.items()}
+        checks = {k: CentreCheck(search.check, spec) for k, spec in specs.items()}
         open_ = {
             k: InputSplitting(graph, Rows(spec.rows, spec.constants), error_model(graph), [boxes], deadline=deadline)
             for k, spec in specs.items()
@@ -164,36 +163,37 @@ class InputHalving(SearchStage):
         while open_ and time.monotonic() < deadline:
             for k, splitting in list(open_.items()):
                 with plain_products(graph.device):
-                    outcome = _run(splitting, min(deadline, time.monotonic() + turn), looks[k])
-                if looks[k].found is not None:
-                    return SearchResult(FALSIFIED, "input", looks[k].found)
-                if outcome:
+                    proved = _run(splitting, min(deadline, time.monotonic() + turn), checks[k])
+                if checks[k].found is not None:
+                    return SearchResult(FALSIFIED, "input", checks[k].found)
+                if proved:
                     del open_[k]
             turn *= 2
-        budget.nodes += sum(splitting.seen for splitting in open_.values())
+        budget.nodes += sum(splitting.bounded for splitting in open_.values())
         if not open_:
             return SearchResult(ROBUST, "input", proof=RIGOROUS)
         search.keep(torch.tensor([k in open_ for k in range(search.spec.clauses)]))
         return SearchResult(UNKNOWN, "input")
 
 
-def _run(splitting: InputSplitting, deadline: float, look: CentreCheck) -> bool | None:
+def _run(splitting: InputSplitting, deadline: float, check: CentreCheck) -> bool | None:
+    """Return what `InputSplitting.run` returns, and None if the time is up while bounds are computed."""
     try:
-        return splitting.run(deadline, look)
+        return splitting.run(deadline, check)
     except OutOfTime:
         return None
 
 
 @dataclass(eq=False)
 class CentreCheck:
-    """Recognises a counterexample among the centres of boxes."""
+    """Recognises a counterexample among the centres of boxes, and keeps it."""
 
     check: CounterexampleCheck
     spec: Specification  # of one clause
     found: Counterexample | None = None
 
     def __call__(self, points: Tensor) -> bool:
-        """Whether one of the points is a counterexample; it is kept."""
+        """Whether one of the points `[n, *shape]` is a counterexample; `found` then holds it."""
         margin = self.spec.worst(self.check.net.double.forward(points))
         if bool((margin <= 0).any()):
             found = self.check(points[margin.argsort()[:2]])
@@ -203,29 +203,29 @@ class CentreCheck:
 
 @dataclass(frozen=True)
 class Program(SearchStage):
-    """A mixed-integer program, which finds counterexamples; what it believes beyond them proves nothing."""
+    """Finds counterexamples by a mixed-integer program; what the solver believes beyond them proves nothing."""
 
     def suits(self, search: Search) -> bool:
-        """Where units have two sides."""
+        """Whether the network is reducible."""
         return search.reducible
 
     def run(self, search: Search) -> SearchResult:
-        """One clause after another."""
+        """Solve a program for one open clause after another."""
         solver = get_solver(search.question.settings.solver)
         clauses = torch.arange(search.spec.clauses)
-        return solve(search.reduced(), clauses, search.check, search.budget, solver)
+        return solve_clauses(search.reduced(), clauses, search.check, search.budget, solver)
 
 
 @dataclass(frozen=True)
 class LateAttack(SearchStage):
-    """Attacks until the time is up."""
+    """Attacks the open clauses until the time is up."""
 
     def suits(self, search: Search) -> bool:
-        """Where the question says so."""
+        """Whether the question asks for late attacks."""
         return search.question.late_attacks > 0
 
     def run(self, search: Search) -> SearchResult:
-        """Each from other points."""
+        """Attack again and again, each time from other points."""
         deadline = search.budget.started + search.budget.seconds
         for turn in range(search.question.late_attacks):
             found = search.check(search.question.late_attack(search.place, search.spec, turn, deadline))

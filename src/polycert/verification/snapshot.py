@@ -1,4 +1,4 @@
-"""A network with its weights as they were at one moment: what an exact search, perhaps in another process, works on."""
+"""A network with its weights as they are at one moment; exact searches work on it, also in other processes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from polycert.verification.rational import RationalNetwork
 
 @dataclass(frozen=True, eq=False)
 class NetworkSnapshot(Network):
-    """The graph in the network's own type and in float64; unlike a captured module it can be sent to a process."""
+    """A network as graphs in its own type and in float64; unlike a captured module it can be sent to a process."""
 
     own: Graph
     double: Graph
-    proof: Graph | None  # the first of the two that can carry a proof; None if neither can
+    proof: Graph | None  # the first of the two graphs that can carry a proof; None if neither can
     input_shape: Shape
     output_shape: Shape
     had_softmax: bool
 
     @staticmethod
     def of(net: Network, *, unproved: bool = False) -> NetworkSnapshot:
-        """A snapshot, on the CPU; refuses weights that no proof covers, unless it may be `unproved`."""
+        """Return a snapshot of a network on the CPU; weights that no proof covers are refused unless `unproved`."""
         if isinstance(net, NetworkSnapshot):
             return net
         with torch.no_grad():
@@ -40,7 +40,7 @@ class NetworkSnapshot(Network):
         return NetworkSnapshot(own, double, proof, net.input_shape, net.output_shape, net.softmax)
 
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
-        """One of the two graphs."""
+        """Return the graph of a type, by default of the network's own."""
         if dtype is None or dtype == self.own.dtype:
             return self.own
         if dtype != torch.float64:
@@ -54,9 +54,9 @@ class NetworkSnapshot(Network):
 
     @cached_property
     def exact(self) -> RationalNetwork:
-        """The network in exact arithmetic."""
+        """Return the network in exact arithmetic."""
         return RationalNetwork(self.double)
 
     def proving(self, region: Region) -> Graph | None:
-        """The cheapest graph whose bounds over a region are proofs: inputs must survive its type."""
+        """Return the cheapest graph whose bounds over a region are proofs: its type must hold the inputs."""
         return self.proof if self.proof is None or holds(self.proof.dtype, region.x) else self.double

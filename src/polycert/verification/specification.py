@@ -1,4 +1,4 @@
-"""What is to be decided about a network's output: for every clause, at least one of its rows is positive."""
+"""Specifications of a network's output: in every clause, at least one row must be positive."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from polycert.errors import PolycertError
 
 @dataclass(frozen=True, eq=False)
 class Specification:
-    """Linear demands on the output z of one input: in each clause, `max over its rows of (row . z + constant) > 0`.
+    """A linear specification of the output z: in each clause, `max over its rows of (row . z + constant) > 0`.
 
-    A clause is what must not happen, turned round: an unsafe set "a . z <= b and c . z <= d" is the clause with the
-    rows a, c and the constants -b, -d. Several unsafe sets are several clauses. The margins of a classifier are clauses
-    of one row each.
+    A clause is the negation of an unsafe set: the set "a . z <= b and c . z <= d" gives the clause with the rows a, c
+    and the constants -b, -d. Several unsafe sets give several clauses. The margins of a classifier are clauses of one
+    row each.
 
     Attributes:
         rows: `[rows, *output_shape]`, float64.
@@ -43,28 +43,28 @@ class Specification:
 
     @property
     def clauses(self) -> int:
-        """How many there are."""
+        """Return how many clauses there are."""
         return int(self.clause.max()) + 1
 
     @property
     def members(self) -> Tensor:
-        """Which rows belong to which clause: `[clauses, rows]`."""
+        """Return a mask of the rows that belong to each clause: `[clauses, rows]`."""
         return self.clause == torch.arange(self.clauses)[:, None]
 
     def worst(self, outputs: Tensor) -> Tensor:
-        """The least over the clauses of their largest row, for outputs `[n, *output_shape]`: `[n]`; > 0 is safe."""
+        """Return the least over the clauses of their largest row, `[n]`, at outputs `[n, *output_shape]`."""
         values = outputs.to(self.rows).flatten(1) @ self.rows.flatten(1).T + self.constants
         return worst_clause(values, self.members)
 
     def keep(self, clauses: Tensor) -> Specification:
-        """Only some of the clauses (a mask), renumbered."""
+        """Return the specification with only some of the clauses, given as a mask, renumbered."""
         rows = clauses[self.clause]
         renumbered = (clauses.long().cumsum(0) - 1)[self.clause[rows]]
         return Specification(self.rows[rows], self.constants[rows], renumbered)
 
     @staticmethod
     def margins(label: int, classes: int) -> Specification:
-        """`z_label - z_i > 0` for all other classes i."""
+        """Return the specification `z_label - z_i > 0` for all other classes i, each a clause of its own."""
         eye = torch.eye(classes, dtype=torch.float64)
         others = torch.tensor([i for i in range(classes) if i != label])
         rows = eye[label] - eye[others]
@@ -72,13 +72,16 @@ class Specification:
 
     @staticmethod
     def never(unsafe: Sequence[tuple[Tensor, Tensor]]) -> Specification:
-        """None of the sets `{z : rows . z <= limits}` is reached; each is (rows `[m, outputs]`, limits `[m]`)."""
+        """Return the specification that no output lies in one of the sets `{z : rows . z <= limits}`.
+
+        Each set is a pair of rows `[m, outputs]` and limits `[m]`.
+        """
         parts = [(torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64)) for a, b in unsafe]
         clause = torch.cat([torch.full((len(a),), k) for k, (a, _) in enumerate(parts)])
         return Specification(torch.cat([a for a, _ in parts]), -torch.cat([b for _, b in parts]), clause)
 
 
 def worst_clause(values: Tensor, members: Tensor) -> Tensor:
-    """Row values `[n, rows]` to the least over clauses of the largest row, `[n]`."""
+    """Return the least over the clauses of their largest row, `[n]`, for values of the rows `[n, rows]`."""
     inside = torch.where(members, values[:, None], -torch.inf)
     return inside.amax(2).amin(1)

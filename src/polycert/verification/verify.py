@@ -1,4 +1,4 @@
-"""`verify`: every sample decided, with a proof or a counterexample."""
+"""`verify` and `decide`: verdicts on samples and sets, with a proof or a counterexample."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from polycert.graph.inputs import as_inputs, as_labels, check_finite
 from polycert.records.provenance import box_text
 from polycert.sets.ball import Array, Ball, Region
 from polycert.verification.journal import open_journal
-from polycert.verification.milp import get_solver
 from polycert.verification.pool import in_rounds
+from polycert.verification.programs import get_solver
 from polycert.verification.question import LabelQuestion, Question, SetQuestion, VerificationSettings
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification
@@ -49,26 +49,29 @@ def verify(
 ) -> Verdicts:
     """Decide for each sample whether every point of its set keeps the label: `robust`, `falsified` or `unknown`.
 
-    Stages, each on what the ones before left open: a forward pass, `ibp` and `crown` bounds, an attack, optimised
-    slopes, branch and bound on the sides of unstable units and, where few inputs can move, on the inputs, and a
-    mixed-integer program for the rest.
+    Each stage works on the samples that the stages before left open: a forward pass, `ibp` and `crown` bounds, an
+    attack, optimised slopes, branch and bound on the sides of unstable units and, where few inputs can move, on the
+    inputs, and a mixed-integer program for the rest.
 
     Args:
         net: from `capture` or `load`, or a module, on the CPU.
         x: inputs `[n, *input_shape]`; y: labels `[n]`, or None for the model's own predictions.
         ball: the set around each sample.
         timeout: seconds for each sample's search; total: seconds for all together.
-        workers: processes of one thread each; 1 works in this one. With more, a script needs the usual
+        workers: the number of processes, of one thread each; 1 works in this one. With more, a script needs the usual
             `if __name__ == "__main__":`.
-        batch_size: samples that go through the cheap stages together.
+        batch_size: how many samples go through the cheap stages together.
         memory: bytes that the open nodes of one search may take.
-        solver: of the mixed-integer program at the end: `highs`, or `scip` if pyscipopt is installed.
-        trust_solver: call robust what only a solver believes, up to its tolerances (`proof` then says `solver`);
-            otherwise that is `unknown`.
-        seed: of the attack.
-        journal: a file to which decisions are appended as they come. If it is there already, what it decides is taken
-            from it (such decisions are marked `resumed`); undecided samples are tried again.
-        progress: called with (samples done, samples in all).
+        solver: the solver of the mixed-integer program at the end: `highs`, or `scip` if pyscipopt is installed.
+        trust_solver: call samples robust that only a solver believes to be, up to its tolerances (`proof` then says
+            `solver`); otherwise they are `unknown`.
+        seed: the seed of the attack.
+        journal: a file to which verdicts are appended as they come. If it is there already, its verdicts are taken over
+            (they are marked `resumed`), and samples that are `unknown` in it are tried again.
+        progress: a function that is called with (samples done, samples in all).
+
+    Returns:
+        The verdicts on all samples, in order.
 
     Examples:
         >>> net = torch.nn.Linear(2, 2)
@@ -83,8 +86,8 @@ def verify(
     batch = batch_size_for(question.net.own, batch_size=batch_size)
     found: dict[int, Verdict] = {}
     with closing(decisions(question, batch=batch, workers=workers, total=total, journal=journal)) as verdicts:
-        for position, decision in verdicts:
-            found[position] = decision.trusting() if trust_solver else decision
+        for position, verdict in verdicts:
+            found[position] = verdict.trusting() if trust_solver else verdict
             if progress is not None:
                 progress(len(found), len(question))
     return collect(question, found)
@@ -104,17 +107,17 @@ def decide(
     """Decide whether every point of a set keeps a linear specification of the output.
 
     Args:
-        net: any network the library takes; weights as they are now.
+        net: any network the library takes, with its weights as they are now.
         region: the set around one sample: `Ball(...).at(x)` with x `[1, *shape]`, best in float64. A box with sides of
             its own for every feature is `Ball(inf, eps, low, high)` with arrays `low` and `high` and a large eps.
-        spec: for every clause, at least one of its rows must be positive everywhere; `Specification.never` makes one
-            from unsafe sets, `Specification.margins` from a label.
+        spec: the specification: at every point, at least one row of every clause must be positive.
+            `Specification.never` makes one from unsafe sets, `Specification.margins` from a label.
         timeout, memory, solver, trust_solver, seed: as in `verify`.
 
     Returns:
-        A verdict: `robust` means that the specification holds at every point (a proof), `falsified` that the
-        counterexample breaks it, checked by forward passes. What a solver alone believes is `unknown` with the proof
-        `solver`.
+        A verdict: `robust` is a proof that the specification holds at every point, and `falsified` means that the
+        counterexample breaks it, which forward passes have checked. A set that only a solver believes to be robust is
+        `unknown` with the proof `solver`.
 
     Examples:
         >>> net = polycert.capture(torch.nn.Linear(2, 2), (2,))
@@ -147,7 +150,7 @@ def ask(
     settings: VerificationSettings,
     index: Tensor | None = None,
 ) -> LabelQuestion:
-    """Check what was given, and make a question of it."""
+    """Check the arguments, and return the question that they ask; `index` `[n]` says where the samples come from."""
     network, inputs = as_inputs(net, x)
     region = ball.at(inputs.double())
     network.check_inside(region)
@@ -165,23 +168,23 @@ def ask(
 def decisions(
     question: Question, *, batch: int, workers: int, total: float, journal: str | os.PathLike[str] | None = None
 ) -> Generator[tuple[int, Verdict], None, None]:
-    """Decide all samples, in any order: pairs of position and decision, first those that the journal holds.
+    """Decide all samples, in any order, and yield pairs of a position and its verdict; those of the journal come first.
 
     The journal is locked until the generator is closed.
     """
     if journal is None:
         yield from in_rounds(question, torch.arange(len(question)), batch=batch, workers=workers, seconds=total)
         return
-    with open_journal(Path(journal), question) as book:
-        yield from book.known.items()
-        left = torch.tensor([k for k in range(len(question)) if k not in book.known], dtype=torch.long)
-        for position, decision in in_rounds(question, left, batch=batch, workers=workers, seconds=total):
-            book.append(position, decision)
-            yield position, decision
+    with open_journal(Path(journal), question) as opened:
+        yield from opened.known.items()
+        left = torch.tensor([k for k in range(len(question)) if k not in opened.known], dtype=torch.long)
+        for position, verdict in in_rounds(question, left, batch=batch, workers=workers, seconds=total):
+            opened.append(position, verdict)
+            yield position, verdict
 
 
 def collect(question: LabelQuestion, found: dict[int, Verdict]) -> Verdicts:
-    """Records of the samples that have a decision, in their order."""
+    """Return the records of the samples that have a verdict, in the question's order."""
     verdicts = [
         SampleVerdict(
             int(question.index[k]),

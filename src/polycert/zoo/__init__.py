@@ -1,4 +1,4 @@
-"""Models that come with polycert: trained by its recipes, checksummed, with the evaluated row beside each."""
+"""Models that come with polycert, each with a checksum, the recipe that trained it and the record of its evaluation."""
 
 from polycert.zoo.registry import RECIPE, Entry, add, entry, load, names
 

@@ -1,9 +1,8 @@
-"""The registry of published models: `NAME.safetensors`, its recipe `.toml`, its row `.json`, a manifest of hashes."""
+"""The published models: `NAME.safetensors` with its recipe `.toml` and its record `.json`, and a manifest of hashes."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -19,9 +18,8 @@ from polycert.graph import Network
 from polycert.models.model_files import load as load_file
 from polycert.models.model_files import load_module
 from polycert.records.evaluation import record_text
-from polycert.records.files import whole_file
+from polycert.records.files import read_object, whole_file
 from polycert.records.run_folder import RunFolder
-from polycert.runtime.limits import parse_json, read_text
 
 MANIFEST = "manifest.json"
 LARGEST = 20 * 2**20  # bytes that all models together may take
@@ -30,7 +28,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def home() -> Path:
-    """Where the models are."""
+    """Return the folder of the models."""
     return Path(str(resources.files("polycert") / "zoo" / "models"))
 
 
@@ -48,21 +46,21 @@ class Entry:
     folder: Path
 
     def path(self, ending: str = MODEL) -> Path:
-        """One of its files."""
+        """Return the path of one of the model's files."""
         return self.folder / f"{self.name}{ending}"
 
     @property
     def recipe(self) -> str:
-        """The recipe that it was trained by, as TOML."""
+        """The recipe that trained the model, as TOML."""
         return self.path(RECIPE).read_text(encoding="utf-8")
 
     @property
     def record(self) -> dict[str, Any]:
-        """Its row, as `polycert evaluate` wrote it."""
-        return _record(self.path(RECORD))
+        """The record that `polycert evaluate` wrote about the model."""
+        return read_object(self.path(RECORD))
 
     def verify(self) -> None:
-        """The weights are those that were put here, or a clear error."""
+        """Raise `PolycertError` unless the weights have the hash in the manifest."""
         found = digest(self.path())
         if found != self.sha256:
             raise PolycertError(
@@ -72,12 +70,12 @@ class Entry:
 
 
 def names(folder: Path | None = None) -> tuple[str, ...]:
-    """The models of the zoo."""
+    """Return the names of the models in the zoo."""
     return tuple(sorted(_manifest(folder or home())))
 
 
 def entry(name: str, folder: Path | None = None) -> Entry:
-    """A model by name, or a clear error."""
+    """Return a model by name; raises `PolycertError` if there is none."""
     where = folder or home()
     known = _manifest(where)
     if name not in known:
@@ -88,7 +86,7 @@ def entry(name: str, folder: Path | None = None) -> Entry:
 
 
 def load(name: str, *, device: torch.device | str = "cpu") -> Network:
-    """A published model by name, its sha256 verified first; `names()` lists them.
+    """Return a published model by name, after its sha256 is verified; `names()` lists all.
 
     Examples:
         >>> load("mnist-fc1-linf-45ep-c-per").input_shape
@@ -103,9 +101,9 @@ def add(run_dir: Path, name: str | None = None, folder: Path | None = None) -> E
     """Put a trained and evaluated run into the zoo, in place of the model of that name.
 
     Args:
-        run_dir: with a model, its recipe and its record.
-        name: of the model, if not the folder's.
-        folder: the zoo's, if not the package's own.
+        run_dir: a folder with a model, its recipe and its record.
+        name: the model's name, if it is not the folder's.
+        folder: the folder of the zoo, if it is not the package's own.
     """
     where, called = folder or home(), name or run_dir.resolve().name
     if not _NAME.fullmatch(called):
@@ -118,22 +116,16 @@ def add(run_dir: Path, name: str | None = None, folder: Path | None = None) -> E
                 f"--out {run.record}"
             )
     load_module(run.model)
-    run.read_recipe()  # `polycert evaluate` has read what it says: here it must only be one
-    record = _record(run.record)
+    run.read_recipe()  # raises an error unless it is TOML; `polycert evaluate` has checked its values
+    record = read_object(run.record)
     others = sum(Entry(other, "", where).path().stat().st_size for other in _manifest(where) if other != called)
     if others + run.model.stat().st_size > LARGEST:
         raise PolycertError(f"the zoo's models may take {LARGEST // 2**20} MB together, and {called!r} does not fit in")
     return _put(run, Entry(called, digest(run.model), where), {**record, "model": called})
 
 
-def _record(path: Path) -> dict[str, Any]:
-    try:
-        return dict(parse_json(read_text(path)))
-    except (ValueError, TypeError) as error:
-        raise PolycertError(f"{path} is no record ({error}): write it with polycert evaluate") from None
-
-
 def _put(run: RunFolder, made: Entry, record: dict[str, Any]) -> Entry:
+    """Write the model's files and its line in the manifest."""
     for ending, file in ((MODEL, run.model), (RECIPE, run.recipe)):
         with whole_file(made.path(ending)) as target:
             shutil.copyfile(file, target)
@@ -148,10 +140,11 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 def digest(path: Path) -> str:
-    """sha256 of a file."""
+    """Return the sha256 of a file."""
     return sha256(path.read_bytes()).hexdigest()
 
 
 def _manifest(folder: Path) -> dict[str, str]:
+    """Return the sha256 of each model by name; none without a manifest."""
     path = folder / MANIFEST
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}

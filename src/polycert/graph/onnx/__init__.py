@@ -1,6 +1,12 @@
-"""ONNX files to networks and back, with a reader of our own: nothing in a file is executed."""
+"""Read ONNX files into networks and write networks as ONNX files. Nothing in a file is executed."""
 
-from polycert.graph.onnx import arithmetic, conv_pool, elementwise, rnn, shape_ops  # their ops register themselves
-from polycert.graph.onnx.imported import OnnxNetwork, read_onnx
+from polycert.graph.onnx import (  # their ops register themselves
+    arithmetic,
+    conv_pool,
+    elementwise,
+    recurrent,
+    shape_ops,
+)
+from polycert.graph.onnx.network import OnnxNetwork, read_onnx
 
-__all__ = ["OnnxNetwork", "arithmetic", "conv_pool", "elementwise", "read_onnx", "rnn", "shape_ops"]
+__all__ = ["OnnxNetwork", "arithmetic", "conv_pool", "elementwise", "read_onnx", "recurrent", "shape_ops"]

@@ -1,4 +1,4 @@
-"""Affine ONNX ops: products with constants, sums, batch norm in evaluation, means."""
+"""Converters of affine ONNX ops and products: sums, products, maxima, batch norm in evaluation, means."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from polycert.graph.onnx.builder import (
     inner,
     variable,
 )
-from polycert.graph.onnx.constant_folding import axis_of, common_shape, reduced_axes, spread
-from polycert.graph.onnx.elementwise import lowered, raised, ratio, shifted
+from polycert.graph.onnx.constant_folding import axis_of, broadcast_to, common_shape, reduced_axes
+from polycert.graph.onnx.elementwise import clip_above, clip_below, ratio, shifted
 from polycert.graph.onnx.program import OnnxCall, Shape, checked_shape
 from polycert.graph.onnx.shape_ops import permuted
 from polycert.rules import Op
 from polycert.rules.affine import Add, MatMul
-from polycert.rules.arithmetic import reduction
-from polycert.rules.bilinear import bilinear, product
+from polycert.rules.arithmetic import bilinear, product, reduction
 from polycert.rules.bump import Silu
 from polycert.rules.convex import Square
 from polycert.rules.maximum import larger
@@ -36,7 +35,7 @@ from polycert.rules.s_shaped import Tanh
 
 
 def _broadcast(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> tuple[Known, Known, Shape]:
-    """Two operands, the values among them brought to the common shape."""
+    """Return two operands and their common shape, to which values are expanded; constants stay as they are."""
     first, second = inputs[0], inputs[1]
     if first is None or second is None:
         raise PolycertError(f"{call} lacks an input")
@@ -80,7 +79,7 @@ def _mul(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 
 def _known_product(b: GraphBuilder, first: OnnxValue, second: OnnxValue) -> Op | Decomposition:
-    """A product of two values; a square and a gate by the value's own sigmoid have better bounds than others."""
+    """Return the op for a product of two values. A square and a gate by the value's own sigmoid have tighter bounds."""
     shape = b.nodes[first.index].shape
     if first.index == second.index:
         return Square(shape)
@@ -90,13 +89,14 @@ def _known_product(b: GraphBuilder, first: OnnxValue, second: OnnxValue) -> Op |
 
 
 def _gates(b: GraphBuilder, gate: OnnxValue, value: OnnxValue) -> bool:
+    """Whether one node is the sigmoid of the other."""
     node = b.nodes[gate.index]
     sigmoid = isinstance(node.op, Tanh) and (node.op.shift, node.op.outer, node.op.inner) == (0.5, 0.5, 0.5)
     return sigmoid and node.inputs == (value.index,)
 
 
 def _operands(b: GraphBuilder, first: OnnxValue, second: OnnxValue) -> list[OnnxValue]:
-    """What the product is a function of: one value, if it is a square or a gate."""
+    """Return the values that the product is a function of: a single one if it is a square or a gate."""
     if first.index == second.index or _gates(b, second, first):
         return [first]
     return [second] if _gates(b, first, second) else [first, second]
@@ -104,7 +104,7 @@ def _operands(b: GraphBuilder, first: OnnxValue, second: OnnxValue) -> list[Onnx
 
 @converts("Max", "Min")
 def _max(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
-    """The largest or smallest of several operands: of the values in turn, then of that and the constants."""
+    """Take the maximum or minimum of all values in turn, then of that and the constants."""
     values = [operand for operand in inputs if isinstance(operand, OnnxValue)]
     constants = [operand for operand in inputs if isinstance(operand, np.ndarray)]
     shape = common_shape(call, *(value.shape for value in values), *(array.shape for array in constants))
@@ -113,18 +113,19 @@ def _max(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
         total = _larger(b, call, total, other) if call.op == "Max" else _smaller(b, call, total, other)
     if not constants:
         return total
-    extreme, limit = (np.maximum, raised) if call.op == "Max" else (np.minimum, lowered)
-    return limit(b, call, total, spread(call, reduce(extreme, constants), shape))
+    extreme, limit = (np.maximum, clip_below) if call.op == "Max" else (np.minimum, clip_above)
+    return limit(b, call, total, broadcast_to(call, reduce(extreme, constants), shape))
 
 
 def _larger(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValue) -> OnnxValue:
-    recipe = Decomposition(inner(first.shape), inner(first.shape))
-    larger(recipe, 0, 1)
-    return b.put(call, recipe, first.shape, first, second)
+    """Return `max(first, second)`."""
+    decomposition = Decomposition(inner(first.shape), inner(first.shape))
+    larger(decomposition, 0, 1)
+    return b.put(call, decomposition, first.shape, first, second)
 
 
 def _smaller(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValue) -> OnnxValue:
-    """`min(a, b) = -max(-a, -b)`."""
+    """Return `min(first, second) = -max(-first, -second)`."""
     sides = [shifted(b, call, side, -1.0, None) for side in (first, second)]
     return shifted(b, call, _larger(b, call, *sides), -1.0, None)
 
@@ -142,7 +143,7 @@ def _div(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 @converts("Gemm")
 def _gemm(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
-    """`alpha x B + beta C`, C broadcast to the product."""
+    """Convert `alpha x B + beta C`, where C is broadcast to the product."""
     x, weight, offset = variable(call, inputs[0]), floats(call, inputs, 1), constant(call, inputs, 2)
     if len(x.shape) != 2 or weight.ndim != 2:
         raise PolycertError(f"{call} multiplies tensors of {len(x.shape)} and {weight.ndim} axes, not matrices")
@@ -151,7 +152,7 @@ def _gemm(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     matrix = weight if call.get("transB", 0) else weight.T
     shape = (x.shape[0], matrix.shape[0])
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
-    wide = None if offset is None else spread(call, offset, shape)
+    wide = None if offset is None else broadcast_to(call, offset, shape)
     if wide is not None and alpha == beta == 1 and (wide == wide[:1]).all():
         return _product(b, call, x, matrix, shape, wide[0])
     made = _product(b, call, x, matrix, shape)
@@ -165,7 +166,7 @@ def _gemm(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 def _product(
     b: GraphBuilder, call: OnnxCall, x: OnnxValue, matrix: np.ndarray, shape: Shape, offset: np.ndarray | None = None
 ) -> OnnxValue:
-    """`x matrix^T + offset` over the last axis."""
+    """Return `x matrix^T + offset` over the last axis."""
     if x.shape[-1] != matrix.shape[1]:
         raise PolycertError(f"{call} multiplies {list(x.shape)} by a matrix of shape {list(matrix.T.shape)}")
     source = b.nodes[x.index].shape
@@ -190,7 +191,7 @@ def _matmul(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 
 def _from_left(b: GraphBuilder, call: OnnxCall, given: np.ndarray, x: OnnxValue) -> OnnxValue:
-    """A constant matrix times the value; axes of size 1 before the matrix are axes of the result as well."""
+    """Return a constant matrix times the value. Axes of size 1 before the matrix are axes of the result as well."""
     if given.ndim < 2 or math.prod(given.shape[:-2]) != 1:
         raise PolycertError(
             f"{call} multiplies a constant of shape {list(given.shape)} from the left: only a matrix fits"
@@ -205,6 +206,7 @@ def _from_left(b: GraphBuilder, call: OnnxCall, given: np.ndarray, x: OnnxValue)
 
 
 def _bilinear(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValue) -> OnnxValue:
+    """Return the matrix product of two values."""
     if len(first.shape) < 2 or len(second.shape) < 2 or first.shape[-1] != second.shape[-2]:
         raise PolycertError(f"{call} multiplies shapes {list(first.shape)} and {list(second.shape)} that do not fit")
     outer = common_shape(call, first.shape[:-2], second.shape[:-2])
@@ -212,14 +214,14 @@ def _bilinear(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxVal
     right = b.expand(call, second, (*outer, *second.shape[-2:]))
     shape = (*outer, first.shape[-2], second.shape[-1])
     checked_shape((*shape, first.shape[-1]), str(call))
-    recipe = bilinear(left.shape, right.shape, b.like)
-    made = b.put(call, recipe, shape, b.view(call, left, left.shape), b.view(call, right, right.shape))
+    decomposition = bilinear(left.shape, right.shape, b.like)
+    made = b.put(call, decomposition, shape, b.view(call, left, left.shape), b.view(call, right, right.shape))
     return b.reshape(call, made, shape)
 
 
 @converts("BatchNormalization")
 def _batch_norm(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
-    """`scale (x - mean) / sqrt(variance + epsilon) + bias`, the statistics along the second axis."""
+    """Convert `scale (x - mean) / sqrt(variance + epsilon) + bias` with statistics along the second axis."""
     x = variable(call, inputs[0])
     if call.get("training_mode", 0) or (b.opset < 14 and len(call.outputs) > 1):
         raise PolycertError(f"{call} is in training mode: export the model in evaluation mode")
@@ -245,11 +247,11 @@ def _reduce(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 
 def reduced(b: GraphBuilder, call: OnnxCall, x: OnnxValue, axes: Sequence[int], *, mean: bool, keep: bool) -> OnnxValue:
-    """The sum or mean over some axes."""
+    """Return the sum or mean over some axes."""
     chosen = {axis_of(axis, len(x.shape), call) for axis in axes}
     if math.prod(x.shape) == 0:
         raise PolycertError(f"{call} reduces nothing")
     sizes = [1 if k in chosen else n for k, n in enumerate(x.shape)]
     shape = tuple(sizes) if keep else tuple(n for k, n in enumerate(sizes) if k not in chosen)
-    recipe = reduction(x.shape, sorted(chosen), shape or (1,), b.like, mean=mean)
-    return b.reshape(call, b.put(call, recipe, shape, b.view(call, x, x.shape)), shape)
+    decomposition = reduction(x.shape, sorted(chosen), shape or (1,), b.like, mean=mean)
+    return b.reshape(call, b.put(call, decomposition, shape, b.view(call, x, x.shape)), shape)

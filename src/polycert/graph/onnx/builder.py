@@ -1,7 +1,7 @@
-"""From a checked program to the nodes of a graph, with a batch of one read as the sample itself.
+"""Build the nodes of a graph from a checked program. A batch of one is read as the sample itself.
 
-Which ONNX ops are read, the rules declare. Those that need more than their rule are converted by functions that
-register here; importing this package imports the files that hold them.
+The rules declare which ONNX ops are read. Ops that need more than their rule are converted by functions that register
+here. Importing this package imports the files that hold them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.graph.graph import Graph, Node, append, needed, prune
-from polycert.graph.onnx.constant_folding import ARITHMETIC, FLOAT_TYPES, FOLDS, constant_of, spread
+from polycert.graph.onnx.constant_folding import ARITHMETIC, FLOAT_TYPES, FOLDS, broadcast_to, constant_of
 from polycert.graph.onnx.program import OnnxCall, OnnxProgram, Shape, checked_shape
 from polycert.rules import Call, Op, Rule, Value
 from polycert.rules.indexing import Pick, Reshape, places_of
 from polycert.rules.op import Decomposition
 from polycert.rules.registry import nearest, onnx_rules
 
-BUDGET = 2**25  # entries of all values that are computed while a file is read
+BUDGET = 2**25  # entries that all computed values of a file may have together
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ Known = OnnxValue | np.ndarray | None
 
 
 def inner(shape: Shape) -> Shape:
-    """The shape of a sample: a leading axis of size 1 is the batch."""
+    """Return the shape of a sample: a leading axis of size 1 is the batch."""
     return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape or (1,)
 
 
@@ -51,11 +51,11 @@ class GraphBuilder:
     program: OnnxProgram
     like: Tensor
     nodes: list[Node] = field(default_factory=list)
-    computed: list[str] = field(default_factory=list)  # constants that were rounded on the way
+    computed: list[str] = field(default_factory=list)  # labels of calls with constants that were rounded
     spent: int = 0
 
     def spend(self, call: OnnxCall, shape: Shape) -> None:
-        """Count a computed value's entries: a small file may ask for much in many places."""
+        """Count the entries of a computed value, and refuse a file that computes too many of them."""
         self.spent += math.prod(checked_shape(shape, str(call)))
         if self.spent > BUDGET:
             raise PolycertError(f"its values have more than {BUDGET} entries together, at {call}")
@@ -66,21 +66,21 @@ class GraphBuilder:
         return self.program.opset
 
     def tensor(self, call: OnnxCall, array: Any) -> Tensor:
-        """A constant of the file in the graph's type; nothing is proved with one that this type does not hold."""
+        """Return a constant in the graph's type, and note if this type does not hold it: then nothing is proved."""
         found = self.rounded(call, array)
         if not np.array_equal(found.double().cpu(), array):
             self.computed.append(call.label)
         return found
 
     def rounded(self, call: OnnxCall, array: Any) -> Tensor:
-        """Finite numbers in the graph's type, for those whose rounding the op covers."""
+        """Return finite numbers in the graph's type, for constants whose rounding the op covers."""
         found = torch.from_numpy(np.array(array, dtype=np.float64)).to(self.like)
         if not bool(torch.isfinite(found).all()):
             raise PolycertError(f"{call} has a constant that is not a finite number in {self.like.dtype}")
         return found
 
     def put(self, call: OnnxCall, made: Op | Decomposition, shape: Shape, *sources: OnnxValue | int) -> OnnxValue:
-        """Append an op over these nodes; `shape` is the result's in the file."""
+        """Append an op over these nodes and return its value; `shape` is the result's in the file."""
         if 0 in shape:
             raise PolycertError(f"{call} has an empty result, of shape {list(shape)}")
         before = len(self.nodes)
@@ -91,57 +91,57 @@ class GraphBuilder:
         return OnnxValue(result, shape)
 
     def view(self, call: OnnxCall, value: OnnxValue, shape: Shape) -> int:
-        """The node of a value seen in another shape of as many entries."""
+        """Return the node of a value in another shape with as many entries."""
         now = self.nodes[value.index].shape
         if now == shape:
             return value.index
         return self.put(call, Reshape(now, shape), shape, value).index
 
     def reshape(self, call: OnnxCall, value: OnnxValue, shape: Shape) -> OnnxValue:
-        """The value in another shape."""
+        """Return the value in another shape."""
         return OnnxValue(self.view(call, value, inner(checked_shape(shape, str(call)))), shape)
 
     def pick(self, call: OnnxCall, value: OnnxValue, places: Tensor) -> OnnxValue:
-        """Entries of a value, by their places in it."""
+        """Return the entries of a value at these places, in the places' shape."""
         shape = tuple(places.shape)
         source = self.nodes[value.index].shape
         return self.put(call, Pick.of(places.reshape(inner(shape)), source), shape, value)
 
     def places(self, value: OnnxValue) -> Tensor:
-        """The place of every entry, in the file's shape."""
+        """Return the place of every entry, in the file's shape."""
         return places_of(value.shape, self.like)
 
     def expand(self, call: OnnxCall, value: OnnxValue, shape: Shape) -> OnnxValue:
-        """The value broadcast to a larger shape."""
+        """Return the value broadcast to a larger shape."""
         if value.shape == shape:
             return value
-        places = spread(call, self.places(value).cpu().numpy(), shape)
+        places = broadcast_to(call, self.places(value).cpu().numpy(), shape)
         return self.pick(call, value, torch.from_numpy(places.copy()).to(self.like.device))
 
 
 Inputs = list[Known]
-Entry = Callable[[GraphBuilder, OnnxCall, Inputs], OnnxValue | Sequence[Known]]
-CONVERTERS: dict[str, Entry] = {}
-AnyEntry = TypeVar("AnyEntry", bound=Entry)
+Converter = Callable[[GraphBuilder, OnnxCall, Inputs], OnnxValue | Sequence[Known]]
+CONVERTERS: dict[str, Converter] = {}
+AnyConverter = TypeVar("AnyConverter", bound=Converter)
 
 
-def converts(*names: str) -> Callable[[AnyEntry], AnyEntry]:
-    """Register how some ops are read; a rule must declare that they are read into it."""
+def converts(*names: str) -> Callable[[AnyConverter], AnyConverter]:
+    """Register a function that converts these ops; a rule must declare that they are read into it."""
 
-    def register(function: AnyEntry) -> AnyEntry:
+    def register(function: AnyConverter) -> AnyConverter:
         CONVERTERS.update(dict.fromkeys(names, function))
         return function
 
     return register
 
 
-def known_ops() -> dict[str, Entry]:
-    """How each ONNX op is read: by its converter, or as the op of the rule that declares it."""
+def known_ops() -> dict[str, Converter]:
+    """Return how each ONNX op is converted: by its converter, or into the op of the rule that declares it."""
     return {name: CONVERTERS.get(name) or partial(_by_rule, found) for name, found in onnx_rules().items()}
 
 
 def _by_rule(found: Rule, b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
-    """An op that is applied to each entry and has no constants."""
+    """Convert an op that is applied to each entry and has no constants."""
     x = variable(call, inputs[0])
     if call.attributes or len(inputs) > 1:
         raise PolycertError(f"{call} is supported with one input and without attributes only")
@@ -151,14 +151,14 @@ def _by_rule(found: Rule, b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> On
 
 
 def variable(call: OnnxCall, value: Known) -> OnnxValue:
-    """An input that must depend on the network's input."""
+    """Return an input that must depend on the network's input."""
     if not isinstance(value, OnnxValue):
-        raise PolycertError(f"{call} needs the value that depends on the input in another place")
+        raise PolycertError(f"{call} needs a value that depends on the input where it has a constant")
     return value
 
 
 def constant(call: OnnxCall, inputs: Inputs, position: int) -> np.ndarray | None:
-    """An optional input that must be constant."""
+    """Return an input that must be constant, or None if it was left out."""
     value = inputs[position] if position < len(inputs) else None
     if isinstance(value, OnnxValue):
         raise PolycertError(f"{call} needs constants, but its input {call.inputs[position]!r} depends on the input")
@@ -166,7 +166,7 @@ def constant(call: OnnxCall, inputs: Inputs, position: int) -> np.ndarray | None
 
 
 def floats(call: OnnxCall, inputs: Inputs, position: int) -> np.ndarray:
-    """An input that must be there and constant."""
+    """Return an input that must be there and constant."""
     value = constant(call, inputs, position)
     if value is None:
         raise PolycertError(f"{call} lacks input {position}")
@@ -174,7 +174,7 @@ def floats(call: OnnxCall, inputs: Inputs, position: int) -> np.ndarray:
 
 
 class Built(NamedTuple):
-    """What a program became."""
+    """The nodes that a program became."""
 
     nodes: list[Node]
     output: int  # place of the output's node
@@ -184,18 +184,18 @@ class Built(NamedTuple):
 
 
 def build(program: OnnxProgram, like: Tensor) -> Built:
-    """The nodes of a program, in the type and on the device of `like`."""
+    """Build the nodes of a program, in the type and on the device of `like`."""
     building = GraphBuilder(program, like)
     building.nodes.append(Node("input", None, (), inner(program.input_shape)))
     known: dict[str, Known] = {"": None, program.input_name: OnnxValue(0, program.input_shape), **program.tensors}
-    entries = known_ops()
-    _refuse_unknown(program, {*entries, *FOLDS, "Constant", "Shape", "Size"})
+    converters = known_ops()
+    _refuse_unknown(program, {*converters, *FOLDS, "Constant", "Shape", "Size"})
     makers = [-1]
     for position, call in enumerate(program.calls):
         missing = [name for name in call.inputs if name not in known]
         if missing:
             raise PolycertError(f"{call} uses {missing[0]!r}, an output that no rule computes")
-        results = _run(building, entries, call, [known[name] for name in call.inputs])
+        results = _run(building, converters, call, [known[name] for name in call.inputs])
         known.update((name, value) for name, value in zip(call.outputs, results, strict=False) if name)
         makers += [position] * (len(building.nodes) - len(makers))
     result = known.get(program.output_name)
@@ -215,7 +215,8 @@ def _refuse_unknown(program: OnnxProgram, supported: set[str]) -> None:
         )
 
 
-def _run(building: GraphBuilder, entries: dict[str, Entry], call: OnnxCall, inputs: list[Known]) -> list[Known]:
+def _run(building: GraphBuilder, converters: dict[str, Converter], call: OnnxCall, inputs: list[Known]) -> list[Known]:
+    """Return the results of a call: values if it reads a value, else constants."""
     if call.op == "Constant":
         return [constant_of(call)]
     first = inputs[0] if inputs else None
@@ -225,14 +226,15 @@ def _run(building: GraphBuilder, entries: dict[str, Entry], call: OnnxCall, inpu
             return [np.asarray(sizes.prod())]
         return [sizes[slice(call.get("start"), call.get("end"))]]
     if any(isinstance(value, OnnxValue) for value in inputs):
-        if call.op not in entries:
+        if call.op not in converters:
             raise PolycertError(f"no rule for {call} of values that depend on the input")
-        made = entries[call.op](building, call, inputs)
+        made = converters[call.op](building, call, inputs)
         return [made] if isinstance(made, OnnxValue) else list(made)
     return [_fold(building, call, inputs)]
 
 
 def _fold(building: GraphBuilder, call: OnnxCall, inputs: list[Known]) -> np.ndarray:
+    """Compute a call of constants, and note if its result is rounded."""
     if call.op not in FOLDS:
         raise PolycertError(f"no rule for {call} of constants")
     result = np.asarray(FOLDS[call.op](call, list(inputs), building.opset))
@@ -246,7 +248,7 @@ def _fold(building: GraphBuilder, call: OnnxCall, inputs: list[Known]) -> np.nda
 class Place(NamedTuple):
     """A value of the file that depends on the input."""
 
-    node: int | None  # None where the graph does without the value
+    node: int | None  # None if the graph does not need the value
     shape: Shape  # in the file
 
 
@@ -260,7 +262,7 @@ class Trace:
 
     @staticmethod
     def of(built: Built, dtype: torch.dtype, device: torch.device) -> Trace:
-        """Only with the nodes that the output depends on."""
+        """Keep only the nodes that the output depends on."""
         kept = needed(built.nodes, built.output)
         graph = Graph(prune(built.nodes, built.output), dtype, device, built.computed)
         places = {
@@ -272,5 +274,5 @@ class Trace:
 
 
 def constants_of(built: Built) -> dict[str, np.ndarray]:
-    """What the file's calls compute without the input."""
+    """Return what the file's calls compute without the input, by name."""
     return {name: value for name, value in built.known.items() if isinstance(value, np.ndarray)}

@@ -1,4 +1,4 @@
-"""Ops on constants: shape arithmetic and small tensors, computed while a file is read."""
+"""Compute ops on constants while a file is read: shape arithmetic and small tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES: dict[int, Any] = {**FLOAT_TYPES, 6: np.int32, 7: np.int64, 9: np.bool_}
 
 
 def integers(array: Any, what: str) -> list[int]:
-    """A constant list of whole numbers."""
+    """Return the numbers of a constant that must be a list of whole numbers."""
     if not isinstance(array, (Array, list, tuple)):
         raise PolycertError(f"{what} must be constant")
     flat = np.asarray(array).reshape(-1)
@@ -29,7 +29,7 @@ def integers(array: Any, what: str) -> list[int]:
 
 
 def constant_of(call: OnnxCall) -> Array:
-    """What a `Constant` op holds."""
+    """Return what a `Constant` op holds."""
     if len(call.attributes) != 1:
         raise PolycertError(f"{call} must hold one value, it has {len(call.attributes)} attributes")
     for name, kind in (("value_float", np.float32), ("value_floats", np.float32)):
@@ -45,7 +45,7 @@ def constant_of(call: OnnxCall) -> Array:
 
 
 def common_shape(call: OnnxCall, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that ONNX, as numpy, broadcasts some shapes to: aligned at their last axes, sizes of 1 repeated."""
+    """Return the shape to which ONNX and numpy broadcast some shapes: aligned at the last axes, sizes of 1 repeated."""
     try:
         shape = np.broadcast_shapes(*shapes)
     except ValueError:
@@ -54,8 +54,8 @@ def common_shape(call: OnnxCall, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     return checked_shape(shape, str(call))
 
 
-def spread(call: OnnxCall, array: Any, shape: tuple[int, ...]) -> Array:
-    """A constant broadcast to a shape, which it must not enlarge."""
+def broadcast_to(call: OnnxCall, array: Any, shape: tuple[int, ...]) -> Array:
+    """Return a constant broadcast to a shape, which it must not enlarge."""
     given = np.asarray(array)
     if common_shape(call, given.shape, shape) != tuple(shape):
         raise PolycertError(f"{call} has a constant of shape {list(given.shape)} that does not fit {list(shape)}")
@@ -63,7 +63,7 @@ def spread(call: OnnxCall, array: Any, shape: tuple[int, ...]) -> Array:
 
 
 def scalar(call: OnnxCall, array: Any) -> float:
-    """A constant that must be a single number."""
+    """Return the number in a constant that must hold a single one."""
     given = np.asarray(array)
     if given.size != 1:
         raise PolycertError(f"{call} needs one number where it has a constant of shape {list(given.shape)}")
@@ -71,7 +71,7 @@ def scalar(call: OnnxCall, array: Any) -> float:
 
 
 def axes_of(call: OnnxCall, inputs: list[Any], opset: int, since: int) -> list[int] | None:
-    """Axes, an attribute at first and an input since some opset; None if not given."""
+    """Return the axes, which are an input since some opset and an attribute before; None if they are not given."""
     if opset < since or "axes" in call.attributes:
         found = call.get("axes")
         return None if found is None else integers(found, f"the axes of {call}")
@@ -79,7 +79,10 @@ def axes_of(call: OnnxCall, inputs: list[Any], opset: int, since: int) -> list[i
 
 
 def reduced_axes(call: OnnxCall, inputs: list[Any], rank: int, opset: int, since: int) -> list[int]:
-    """The axes that a reduction runs over: without any, or with an empty list, all or none, as an attribute says."""
+    """Return the axes that a reduction runs over.
+
+    If none are given, or an empty list, an attribute says whether these are all axes or none.
+    """
     axes = axes_of(call, inputs, opset, since)
     noop = call.get("noop_with_empty_axes", 0)
     if noop not in (0, 1):
@@ -90,7 +93,7 @@ def reduced_axes(call: OnnxCall, inputs: list[Any], rank: int, opset: int, since
 
 
 def squeezed(shape: tuple[int, ...], axes: list[int] | None, call: OnnxCall) -> tuple[int, ...]:
-    """A shape without axes of size 1."""
+    """Return a shape without axes of size 1."""
     if axes is not None and not axes:
         raise PolycertError(f"{call} has an empty list of axes, which is read as all of them or as none")
     if axes is None:
@@ -102,7 +105,7 @@ def squeezed(shape: tuple[int, ...], axes: list[int] | None, call: OnnxCall) -> 
 
 
 def unsqueezed(shape: tuple[int, ...], axes: list[int] | None, call: OnnxCall) -> tuple[int, ...]:
-    """A shape with more axes of size 1."""
+    """Return a shape with more axes of size 1."""
     rank = len(shape) + len(axes or [])
     chosen = sorted(axis_of(axis, rank, call) for axis in axes or [])
     if len(set(chosen)) < len(chosen):
@@ -114,17 +117,17 @@ def unsqueezed(shape: tuple[int, ...], axes: list[int] | None, call: OnnxCall) -
 
 
 def axis_of(axis: int, rank: int, call: OnnxCall) -> int:
-    """An axis counted from the front."""
+    """Return an axis counted from the front."""
     if not -rank <= axis < rank:
         raise PolycertError(f"{call} names axis {axis} of a tensor with {rank} axes")
     return axis % rank
 
 
 def reshaped(shape: tuple[int, ...], wanted: list[int], call: OnnxCall) -> tuple[int, ...]:
-    """The target of a reshape: 0 keeps a size, -1 takes what is left."""
+    """Return the target shape of a reshape: 0 keeps a size, -1 takes what is left."""
     if call.get("allowzero", 0) == 0:
         if any(n == 0 and k >= len(shape) for k, n in enumerate(wanted)):
-            raise PolycertError(f"{call} keeps a size that is not there")
+            raise PolycertError(f"{call} keeps the size of an axis that its input does not have")
         wanted = [shape[k] if n == 0 else n for k, n in enumerate(wanted)]
     size = math.prod(shape)
     given = math.prod(n for n in wanted if n != -1)
@@ -136,7 +139,7 @@ def reshaped(shape: tuple[int, ...], wanted: list[int], call: OnnxCall) -> tuple
 
 
 def slices_of(call: OnnxCall, inputs: list[Any], shape: tuple[int, ...], opset: int) -> tuple[slice, ...]:
-    """The slices of a `Slice` op."""
+    """Return the slices of a `Slice` op."""
     if opset < 10:
         given: list[Any] = [call.get(name) for name in ("starts", "ends", "axes")] + [None]
     else:
@@ -156,14 +159,14 @@ def slices_of(call: OnnxCall, inputs: list[Any], shape: tuple[int, ...], opset: 
 
 
 def _backwards(start: int, end: int, step: int, size: int) -> slice:
-    """A slice that runs down: a start beyond an end is that end, an end beyond the front includes the front."""
+    """Return a slice that runs down. A start beyond the end is the end; an end before the front includes the front."""
     end = end + size if end < 0 else end
     start = start + size if start < 0 else start
     return slice(max(min(start, size - 1), 0), end if end >= 0 else None, step)
 
 
-def _shape_only(function: Callable[..., Any]) -> Fold:
-    """An elementwise function of arrays."""
+def _in_operands_type(function: Callable[..., Any]) -> Fold:
+    """Return the fold of a function of arrays, whose result has the operands' type."""
 
     def fold(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
         arrays = _arrays(call, inputs)
@@ -174,7 +177,9 @@ def _shape_only(function: Callable[..., Any]) -> Fold:
     return fold
 
 
-def _compared(function: Callable[..., Any]) -> Fold:
+def _elementwise(function: Callable[..., Any]) -> Fold:
+    """Return the fold of a function of arrays."""
+
     def fold(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
         arrays = _arrays(call, inputs)
         common_shape(call, *(a.shape for a in arrays))
@@ -190,6 +195,7 @@ def _arrays(call: OnnxCall, inputs: list[Any]) -> list[Array]:
 
 
 def _divide(a: Array, b: Array) -> Array:
+    """Divide arrays; whole numbers are rounded towards 0."""
     if a.dtype.kind in "iu":
         if (b == 0).any():
             raise PolycertError("a constant is divided by zero")
@@ -211,7 +217,7 @@ def _gather(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
 
 
 def checked_index(call: OnnxCall, index: Array, shape: tuple[int, ...]) -> Array:
-    """Indices of a `Gather` counted from the front, and a result that is not too large."""
+    """Return the indices of a `Gather` counted from the front, after a check that its result is not too large."""
     size = shape[axis_of(call.get("axis", 0), len(shape), call)]
     places = np.asarray(integers(index, f"the indices of {call}")).reshape(index.shape).astype(np.int64)
     if places.size and not (-size <= places.min() and places.max() < size):
@@ -228,7 +234,7 @@ def _concat(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
 
 def _expand(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     data, wanted = _arrays(call, inputs)
-    return spread(call, data, common_shape(call, data.shape, tuple(integers(wanted, str(call))))).copy()
+    return broadcast_to(call, data, common_shape(call, data.shape, tuple(integers(wanted, str(call))))).copy()
 
 
 def _filled(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
@@ -272,35 +278,35 @@ def _product(call: OnnxCall, inputs: list[Any], opset: int) -> Array:
     return np.prod(data, axis=tuple(axes), keepdims=kept).astype(data.dtype) if axes else data
 
 
-# Folds that only move numbers about, or that compute whole ones, round nothing.
+# These folds move numbers or compute whole ones. They round nothing.
 MOVES: dict[str, Fold] = {
     "Cast": _cast,
     "Concat": _concat,
     "ConstantOfShape": _filled,
-    "Equal": _compared(np.equal),
+    "Equal": _elementwise(np.equal),
     "Expand": _expand,
     "Gather": _gather,
-    "Greater": _compared(np.greater),
+    "Greater": _elementwise(np.greater),
     "Identity": lambda call, inputs, opset: _arrays(call, inputs)[0],
-    "Less": _compared(np.less),
-    "Neg": _shape_only(np.negative),
-    "Abs": _shape_only(np.abs),
-    "Not": _compared(np.logical_not),
+    "Less": _elementwise(np.less),
+    "Neg": _in_operands_type(np.negative),
+    "Abs": _in_operands_type(np.abs),
+    "Not": _elementwise(np.logical_not),
     "Reshape": _reshape,
     "Slice": _slice,
     "Squeeze": _squeeze,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
-    "Where": _compared(np.where),
+    "Where": _elementwise(np.where),
 }
 ARITHMETIC: dict[str, Fold] = {
-    "Add": _shape_only(np.add),
-    "Div": _shape_only(_divide),
-    "Floor": _shape_only(np.floor),
-    "Mul": _shape_only(np.multiply),
+    "Add": _in_operands_type(np.add),
+    "Div": _in_operands_type(_divide),
+    "Floor": _in_operands_type(np.floor),
+    "Mul": _in_operands_type(np.multiply),
     "Range": _range,
     "ReduceProd": _product,
-    "Sqrt": _shape_only(np.sqrt),
-    "Sub": _shape_only(np.subtract),
+    "Sqrt": _in_operands_type(np.sqrt),
+    "Sub": _in_operands_type(np.subtract),
 }
 FOLDS = {**MOVES, **ARITHMETIC}

@@ -1,4 +1,4 @@
-"""Convolutions and pooling in ONNX: windows that slide over one or two axes."""
+"""Converters of convolutions and pooling: windows that slide over one or two axes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pair = tuple[int, int]
 
 
 class SlidingWindow(NamedTuple):
-    """How windows slide over an image; one axis is an image of one line."""
+    """How windows slide over an image. A file's image with one axis becomes an image of one line."""
 
     image: Shape  # [C, H, W]
     kernel: Pair
@@ -31,7 +31,7 @@ class SlidingWindow(NamedTuple):
     flat: bool  # the file's image has one axis
 
     def size(self, *, ceil: bool = False) -> Pair:
-        """Windows along each axis."""
+        """Return the number of windows along each axis."""
         first, second = (self._count(k, ceil) for k in (0, 1))
         return first, second
 
@@ -46,11 +46,12 @@ class SlidingWindow(NamedTuple):
         return count
 
     def shape(self, channels: int, size: Pair) -> Shape:
-        """A result's shape in the file."""
+        """Return the shape of a result in the file."""
         return (1, channels, size[1]) if self.flat else (1, channels, *size)
 
 
 def _pair(values: list[int], default: int) -> Pair:
+    """Return the numbers for both axes; an image of one line has `default` across."""
     if len(values) not in (1, 2) or any(not 0 <= int(n) <= LARGEST_VALUE for n in values):
         raise PolycertError(f"windows over two axes need two sizes, got {values[:4]}")
     return (default, int(values[0])) if len(values) == 1 else (int(values[0]), int(values[1]))
@@ -86,7 +87,7 @@ def _geometry(call: OnnxCall, x: OnnxValue, kernel: list[int]) -> SlidingWindow:
 
 
 def _same(sizes: Shape, kernel: list[int], strides: list[int], dilations: list[int], *, upper: bool) -> list[int]:
-    """Pads that make the output as large as the input divided by the stride."""
+    """Return the pads that make the output as large as the input divided by the stride."""
     before, after = [], []
     for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         total = max((-(-size // stride) - 1) * stride + dilation * (k - 1) + 1 - size, 0)
@@ -97,7 +98,7 @@ def _same(sizes: Shape, kernel: list[int], strides: list[int], dilations: list[i
 
 
 def _even(weight: torch.Tensor, geo: SlidingWindow) -> tuple[torch.Tensor, SlidingWindow]:
-    """The same convolution with as much padding before as after: lines of zeros make up for the difference."""
+    """Return the same convolution with as much padding before as after; its kernel gets lines of zeros instead."""
     if geo.before == geo.after:
         return weight, geo
     if geo.dilation != (1, 1):
@@ -192,7 +193,7 @@ def _average_pool(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 
 def _inside(geo: SlidingWindow, k: int) -> np.ndarray:
-    """How many pixels of each window along an axis lie inside the image."""
+    """Return how many pixels of each window along an axis lie inside the image."""
     start = np.arange(geo.size()[k]) * geo.stride[k] - geo.before[k]
     at = start[:, None] + np.arange(geo.kernel[k]) * geo.dilation[k]
     return np.asarray(((at >= 0) & (at < geo.image[k + 1])).sum(1), dtype=np.float64)
@@ -204,9 +205,9 @@ def _max_pool(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     geo = _geometry(call, x, [int(n) for n in call.get("kernel_shape", [])])
     size = geo.size(ceil=bool(call.get("ceil_mode", 0)))
     checked_shape((*geo.image[:1], *size, *geo.kernel), str(call))
-    recipe = max_pool(geo.image, PoolWindows(geo.kernel, geo.stride, geo.before, geo.dilation, size), b.like)
+    decomposition = max_pool(geo.image, PoolWindows(geo.kernel, geo.stride, geo.before, geo.dilation, size), b.like)
     shape = geo.shape(geo.image[0], size)
-    return b.reshape(call, b.put(call, recipe, shape, b.view(call, x, geo.image)), shape)
+    return b.reshape(call, b.put(call, decomposition, shape, b.view(call, x, geo.image)), shape)
 
 
 @converts("GlobalAveragePool")

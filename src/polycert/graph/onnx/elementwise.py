@@ -1,4 +1,4 @@
-"""Ops applied to each entry: `factor x + shift`, the larger or smaller of a value and a constant, activations.
+"""Converters of ops that are applied to each entry: `factor x + shift`, clipping, activations.
 
 The bounds cover the relative rounding of a computed coefficient, and its absolute rounding is part of the shift's size.
 No term covers a factor that underflows or overflows, so such a factor is written as two that do not.
@@ -15,21 +15,21 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constant, converts, floats, variable
-from polycert.graph.onnx.constant_folding import FLOAT_TYPES, axis_of, common_shape, scalar, spread
+from polycert.graph.onnx.constant_folding import FLOAT_TYPES, axis_of, broadcast_to, common_shape, scalar
 from polycert.graph.onnx.program import OnnxCall, checked_shape
 from polycert.rules.affine import Add, Elementwise
-from polycert.rules.bilinear import softmax
+from polycert.rules.arithmetic import softmax
 from polycert.rules.bump import Gelu, TanhGelu
 from polycert.rules.convex import Elu, Square
 from polycert.rules.piecewise_linear import LeakyRelu, Relu
 
-FAR = 2.0**8  # beyond this size, a threshold that is added and subtracted again costs digits of the value
+FAR = 2.0**8  # adding and subtracting a larger threshold costs digits of the value
 
 
 def shifted(
     b: GraphBuilder, call: OnnxCall, x: OnnxValue, factor: Any, shift: Any, *, stored: bool = True, parts: Any = None
 ) -> OnnxValue:
-    """`factor x + shift`, the constants broadcast to the value's shape.
+    """Return `factor x + shift`, with the constants broadcast to the value's shape.
 
     Args:
         b: the graph so far.
@@ -40,17 +40,17 @@ def shifted(
         stored: whether the factor is a number of the file; else it was computed in float64.
         parts: sizes of the numbers that the shift was computed from in float64; None if it is a number of the file.
     """
-    factors = [] if factor is None else _factors(b, call, spread(call, factor, x.shape))
+    factors = [] if factor is None else _factors(b, call, broadcast_to(call, factor, x.shape))
     for early in factors[:-1]:
         x = _elementwise(b, call, x, early, None, stored=False)
     last = factors[-1] if factors else None
-    kept = stored and last is not None and np.array_equal(last.double().cpu(), spread(call, factor, x.shape))
+    kept = stored and last is not None and np.array_equal(last.double().cpu(), broadcast_to(call, factor, x.shape))
     if shift is None:
         return _elementwise(b, call, x, last, None, stored=kept)
-    wide = spread(call, shift, x.shape)
+    wide = broadcast_to(call, shift, x.shape)
     if parts is None:
         return _elementwise(b, call, x, last, b.tensor(call, wide), stored=kept)
-    sizes = b.rounded(call, 2 * spread(call, parts, x.shape)) + _absolute(b)
+    sizes = b.rounded(call, 2 * broadcast_to(call, parts, x.shape)) + _underflow(b)
     return _elementwise(b, call, x, last, b.rounded(call, wide), stored=kept, sizes=sizes)
 
 
@@ -64,20 +64,21 @@ def _elementwise(
     stored: bool,
     sizes: Any = None,
 ) -> OnnxValue:
+    """Append `factor x + shift` for tensors of as many entries as `x` has."""
     shape = b.nodes[x.index].shape
     rows = [None if part is None else part.reshape(1, *shape) for part in (factor, shift, sizes)]
     op = Elementwise(rows[0], rows[1], shape, shift_magnitude=rows[2], stored_weights=stored)
     return b.put(call, op, x.shape, x)
 
 
-def _absolute(b: GraphBuilder) -> float:
-    """A size of which one rounding is more than what underflow can take from a shift."""
+def _underflow(b: GraphBuilder) -> float:
+    """Return a size of which one rounding is more than what underflow can take from a shift."""
     kind = torch.finfo(b.like.dtype)
     return kind.tiny / kind.eps * 4
 
 
 def _factors(b: GraphBuilder, call: OnnxCall, factor: np.ndarray) -> list[Tensor]:
-    """The factor in the graph's type; as `f 2^-k` and `2^k` if it would leave the range of normal numbers there."""
+    """Return the factor in the graph's type, or `f 2^-k` and `2^k` if it would leave the range of normal numbers."""
     wide = np.asarray(factor, dtype=np.float64)
     near = torch.from_numpy(wide.copy()).to(b.like)
     inside = torch.isfinite(near) & (near.abs() >= torch.finfo(near.dtype).tiny)
@@ -92,7 +93,7 @@ def _factors(b: GraphBuilder, call: OnnxCall, factor: np.ndarray) -> list[Tensor
 
 
 def ratio(call: OnnxCall, top: Any, bottom: Any) -> np.ndarray:
-    """`top / bottom` in float64, with no more than a relative error."""
+    """Return `top / bottom` in float64, with no more than a relative error."""
     above, below = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     with np.errstate(all="ignore"):
         found = np.asarray(above / below)
@@ -102,8 +103,11 @@ def ratio(call: OnnxCall, top: Any, bottom: Any) -> np.ndarray:
     return found
 
 
-def raised(b: GraphBuilder, call: OnnxCall, x: OnnxValue, low: np.ndarray) -> OnnxValue:
-    """`max(x, low)`, as `low + relu(x - low)`; for a far threshold as `x + relu(low - x)`, exact above it."""
+def clip_below(b: GraphBuilder, call: OnnxCall, x: OnnxValue, low: np.ndarray) -> OnnxValue:
+    """Return `max(x, low)` as `low + relu(x - low)`.
+
+    If a threshold is far from 0, it is `x + relu(low - x)`, which is exact where x is larger.
+    """
     if not low.any():
         return _relu(b, call, x)
     if np.abs(low).max() <= FAR:
@@ -111,8 +115,11 @@ def raised(b: GraphBuilder, call: OnnxCall, x: OnnxValue, low: np.ndarray) -> On
     return _sum(b, call, x, 1, _relu(b, call, shifted(b, call, x, -1.0, low)))
 
 
-def lowered(b: GraphBuilder, call: OnnxCall, x: OnnxValue, high: np.ndarray) -> OnnxValue:
-    """`min(x, high)`, as `high - relu(high - x)`; for a far threshold as `x - relu(x - high)`, exact below it."""
+def clip_above(b: GraphBuilder, call: OnnxCall, x: OnnxValue, high: np.ndarray) -> OnnxValue:
+    """Return `min(x, high)` as `high - relu(high - x)`.
+
+    If a threshold is far from 0, it is `x - relu(x - high)`, which is exact where x is smaller.
+    """
     if np.abs(high).max() <= FAR:
         return shifted(b, call, _relu(b, call, shifted(b, call, x, -1.0, high)), -1.0, high)
     return _sum(b, call, x, -1, _relu(b, call, shifted(b, call, x, None, -high)))
@@ -134,7 +141,10 @@ def _leaky(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 @converts("Gelu")
 def _gelu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
-    """By tanh only in float32: what ONNX defines has constants of that type, which differ in double precision."""
+    """Convert GELU. Its version by tanh is read in float32 only.
+
+    ONNX defines that version with constants in float32, which is another function in float64.
+    """
     x = variable(call, inputs[0])
     shape = b.nodes[x.index].shape
     if call.get("approximate") != "tanh":
@@ -153,7 +163,7 @@ def _identity(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 @converts("Dropout")
 def _dropout(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
-    """Nothing in evaluation; in training mode it is random unless its ratio is 0."""
+    """Convert dropout, which does nothing in evaluation. In training mode it is random unless its ratio is 0."""
     mode, share = constant(call, inputs, 2), constant(call, inputs, 1)
     training = call.get("is_test", 1) == 0 if mode is None else scalar(call, mode) != 0
     ratio = call.number("ratio", 0.5) if share is None else scalar(call, share)
@@ -180,33 +190,33 @@ def _elu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 @converts("Clip")
 def _clip(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
-    most = float(np.finfo(np.float32).max)  # ONNX's default, as long as the ends were attributes
+    most = float(np.finfo(np.float32).max)  # ONNX's default while the ends were attributes
     early = [call.get("min", -most), call.get("max", most)]
     ends = early if b.opset < 11 else [constant(call, inputs, k) for k in (1, 2)]
     low, high = (side * math.inf if end is None else scalar(call, end) for side, end in zip((-1, 1), ends, strict=True))
     if not low <= high:
         raise PolycertError(f"{call} has a minimum above its maximum")
-    return _limited(b, call, x, low, high)
+    return _clip_between(b, call, x, low, high)
 
 
-def _limited(b: GraphBuilder, call: OnnxCall, x: OnnxValue, low: float, high: float) -> OnnxValue:
-    """`min(max(x, low), high)`; the ends of the value's type are what ONNX calls no limit."""
+def _clip_between(b: GraphBuilder, call: OnnxCall, x: OnnxValue, low: float, high: float) -> OnnxValue:
+    """Return `min(max(x, low), high)`. The ends of the value's type are no limits in ONNX."""
     largest = float(np.finfo(b.program.widest).max)
     if low > -largest:
-        x = raised(b, call, x, np.asarray(low))
-    return lowered(b, call, x, np.asarray(high)) if high < largest else x
+        x = clip_below(b, call, x, np.asarray(low))
+    return clip_above(b, call, x, np.asarray(high)) if high < largest else x
 
 
 @converts("HardSigmoid")
 def _hard_sigmoid(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     x = variable(call, inputs[0])
     line = shifted(b, call, x, call.number("alpha", 0.2), call.number("beta", 0.5))
-    return _limited(b, call, line, 0.0, 1.0)
+    return _clip_between(b, call, line, 0.0, 1.0)
 
 
 @converts("PRelu")
 def _prelu(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
-    """`relu(x) - leak relu(-x)`, with a leak for each channel."""
+    """Convert to `relu(x) - leak relu(-x)`, with a leak for each channel."""
     x, leak = variable(call, inputs[0]), floats(call, inputs, 1)
     shape = b.nodes[x.index].shape
     right = b.put(call, Relu(shape), x.shape, x)

@@ -1,4 +1,4 @@
-"""Networks to ONNX files: every op of a graph as standard ONNX, with a free batch axis."""
+"""Write networks as ONNX files: every op of a graph as standard ONNX, with a free batch axis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPSET = 20
 
 
 def export(net: Network, path: str | os.PathLike[str]) -> None:
-    """Write a network as an ONNX file, checked with onnxruntime before it appears under its name.
+    """Write a network as an ONNX file, and check it with onnxruntime before it appears under its name.
 
     Examples:
         >>> net = polycert.capture(torch.nn.Linear(3, 2), (3,))
@@ -43,6 +43,7 @@ def export(net: Network, path: str | os.PathLike[str]) -> None:
 
 
 def _check(graph: Graph, program: OnnxProgram) -> None:
+    """Check that onnxruntime computes the graph's outputs from the file."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(3, *graph.input_shape, generator=generator, dtype=graph.dtype) * 2 - 0.5
     verdicts = agreements(graph, OnnxRuntime(program), x)
@@ -52,14 +53,14 @@ def _check(graph: Graph, program: OnnxProgram) -> None:
 
 @dataclass(eq=False)
 class OnnxWriter:
-    """A file under construction."""
+    """An ONNX file under construction."""
 
     graph: Graph
     nodes: list[Any] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
 
     def store(self, values: Tensor | list[int]) -> str:
-        """A constant; gives its name."""
+        """Append a constant and return its name."""
         from onnx import numpy_helper
 
         array = np.asarray(values, dtype=np.int64) if isinstance(values, list) else values.detach().cpu().numpy()
@@ -67,7 +68,7 @@ class OnnxWriter:
         return str(self.tensors[-1].name)
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """One ONNX op; gives the name of its result."""
+        """Append one ONNX op and return the name of its result."""
         from onnx import helper
 
         result = f"value_{len(self.nodes)}"
@@ -75,7 +76,7 @@ class OnnxWriter:
         return result
 
     def model(self) -> bytes:
-        """The whole file."""
+        """Return the content of the whole file."""
         from onnx import TensorProto, helper
 
         names = ["input"]
@@ -92,6 +93,7 @@ class OnnxWriter:
         return bytes(helper.make_model(made, opset_imports=opsets, ir_version=9).SerializeToString())
 
     def _write(self, node: Node, inputs: list[str]) -> str:
+        """Append a node's op and return the name of its result."""
         assert node.op is not None
         try:
             return node.op.write(self, inputs)

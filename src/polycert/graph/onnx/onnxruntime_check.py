@@ -1,4 +1,4 @@
-"""onnxruntime as the judge of what a file computes."""
+"""Run a file in onnxruntime, which decides what the file computes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from polycert.errors import PolycertError, reason
 from polycert.graph.onnx.program import OnnxProgram, Shape
 
 Run = Callable[[list[str], dict[str, np.ndarray]], Any]
-Apart = Callable[[Sequence[str], dict[str, np.ndarray]], list[np.ndarray]]
-GIVEN = "given:"  # before the name of a value that is given instead of computed
+RunAlone = Callable[[Sequence[str], dict[str, np.ndarray]], list[np.ndarray]]
+GIVEN = "given:"  # prefix of the names of values that are given instead of computed
 
 
 class OnnxRuntime:
     """Runs a checked program in onnxruntime, one sample at a time.
 
-    What onnxruntime has no kernel for, such as convolutions in float64, is run by ONNX's own reference instead.
+    Ops without a kernel there, such as convolutions in float64, are run by ONNX's own reference instead.
     """
 
     def __init__(self, program: OnnxProgram) -> None:
@@ -33,7 +33,7 @@ class OnnxRuntime:
 
     @cached_property
     def _every(self) -> Run:
-        """The file with the results of all calls among its outputs."""
+        """Runs the file with the results of all calls among its outputs."""
         from onnx import GraphProto, ModelProto, ValueInfoProto
 
         names = {name for call in self.program.calls for name in call.outputs if name} - {self.program.output_name}
@@ -70,16 +70,16 @@ class OnnxRuntime:
             raise PolycertError(f"no reference can run {self.program.source}: {reason(error)}") from None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Outputs `[batch, entries]` for samples `[batch, *input_shape]`, in float64."""
-        results = [self._ran(self._run, [self.program.output_name], given)[0] for given in self._given(x)]
+        """Return the outputs `[batch, entries]` for samples `[batch, *input_shape]`, in float64."""
+        results = [self._results(self._run, [self.program.output_name], given)[0] for given in self._given(x)]
         return torch.from_numpy(np.stack(results).reshape(len(x), -1).astype(np.float64))
 
     def values(self, x: Tensor, names: Sequence[str]) -> list[list[np.ndarray]]:
-        """For every sample what some of the file's calls compute, constants included, each in the file's shape."""
-        return [self._ran(self._every, names, given) for given in self._given(x)]
+        """Return for every sample the values of these names, constants included, each in the file's shape."""
+        return [self._results(self._every, names, given) for given in self._given(x)]
 
-    def apart(self, kinds: Mapping[str, tuple[np.dtype[Any], Shape]]) -> Apart:
-        """All calls at once, each by itself: the values that they read are given, not computed by other calls.
+    def calls_alone(self, kinds: Mapping[str, tuple[np.dtype[Any], Shape]]) -> RunAlone:
+        """Return a function that runs every call by itself: the values that calls read are given, not computed.
 
         Args:
             kinds: type and shape of each value that depends on the input and is read by a call.
@@ -101,13 +101,13 @@ class OnnxRuntime:
         graph.ClearField("output")
         graph.output.extend(ValueInfoProto(name=name) for name in sorted(results))
         run = self._session(model.SerializeToString())
-        return lambda names, given: self._ran(run, names, {GIVEN + name: value for name, value in given.items()})
+        return lambda names, given: self._results(run, names, {GIVEN + name: value for name, value in given.items()})
 
     def _given(self, x: Tensor) -> Iterator[dict[str, np.ndarray]]:
         for sample in x.detach().cpu().numpy().astype(self.program.input_type):
             yield {self.program.input_name: sample.reshape(self.program.input_shape)}
 
-    def _ran(self, run: Run, names: Sequence[str], given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def _results(self, run: Run, names: Sequence[str], given: dict[str, np.ndarray]) -> list[np.ndarray]:
         try:
             return [np.asarray(found) for found in run(list(names), given)]
         except Exception as error:

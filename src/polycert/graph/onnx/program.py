@@ -1,4 +1,4 @@
-"""An ONNX file as a checked program: sizes are looked at before anything is allocated, no other file is opened."""
+"""Read an ONNX file as a program. Sizes are checked before anything is allocated, and no other file is opened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from polycert.errors import PolycertError, reason
 from polycert.runtime import limits
 
-LARGEST_VALUE = limits.ENTRIES  # of any one tensor in the program
+LARGEST_VALUE = limits.ENTRIES  # entries of any one tensor in the program
 OPSETS = range(7, 24)
 STANDARD = ("", "ai.onnx")
 FLOAT, DOUBLE = 1, 11  # ONNX's numbers of these types
@@ -24,7 +24,7 @@ checked_shape = limits.checked_shape
 
 @dataclass(frozen=True)
 class OnnxCall:
-    """One node of the file; an optional input that was left out is the empty name."""
+    """One node of the file. An optional input that was left out has the empty name."""
 
     op: str
     name: str
@@ -33,11 +33,11 @@ class OnnxCall:
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute."""
+        """Return an attribute."""
         return self.attributes.get(name, default)
 
     def number(self, name: str, default: float) -> float:
-        """A number among the attributes; a file holds them, and ONNX its defaults, in float32."""
+        """Return a number among the attributes; files hold them in float32, and ONNX's defaults are in float32."""
         found = float(np.float32(self.get(name, default)))
         if not math.isfinite(found):
             raise PolycertError(f"{self} has {name} = {found}, which is not a finite number")
@@ -64,7 +64,7 @@ class OnnxProgram:
     input_shape: Shape
     input_type: type[np.float32] | type[np.float64]
     output_name: str
-    content: bytes  # of the file, without calls that the output does not need
+    content: bytes  # the file, without calls that the output does not need
 
     @property
     def widest(self) -> type[np.float32] | type[np.float64]:
@@ -132,7 +132,7 @@ def _opset(model: Any) -> int:
 
 
 def _input_shape(value: Any) -> Shape:
-    """The input's shape; a free first axis is a batch of one."""
+    """Return the input's shape; a free first axis is a batch of one."""
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
         raise PolycertError(f"the input {value.name!r} does not say its shape")
@@ -147,7 +147,7 @@ def _input_shape(value: Any) -> Shape:
 
 
 def tensor_of(tensor: Any) -> np.ndarray:
-    """A stored tensor as an array, its size checked against what is stored before anything is allocated."""
+    """Return a stored tensor as an array. Its size is checked against what is stored before anything is allocated."""
     from onnx import TensorProto, numpy_helper
 
     name = tensor.name or "constant"
@@ -166,7 +166,7 @@ def tensor_of(tensor: Any) -> np.ndarray:
     return array
 
 
-# ONNX's number of a type: bytes of an entry, and the field that holds them if they are not raw.
+# For ONNX's number of a type: the bytes of an entry, and the field that holds the entries if they are not raw.
 _KINDS = {
     1: (4, "float_data"),
     2: (1, "int32_data"),
@@ -197,7 +197,7 @@ def _call(node: Any) -> OnnxCall:
 
 
 def _refuse_left_out(node: Any) -> None:
-    """An input without a name is one left out: only such as the op's newest version calls optional may be."""
+    """Refuse a node without an input that its op needs. An input that was left out has no name."""
     from onnx import defs
 
     if "" not in node.input or not defs.has(node.op_type):
@@ -209,7 +209,7 @@ def _refuse_left_out(node: Any) -> None:
 
 
 def _sorted(calls: list[OnnxCall], known: Iterable[str]) -> list[OnnxCall]:
-    """In the order of computation, whatever the order in the file."""
+    """Return the calls in the order of computation, whatever their order in the file."""
     known = {*known, ""}
     makers: dict[str, int] = {}
     for position, call in enumerate(calls):
@@ -240,7 +240,7 @@ def _sorted(calls: list[OnnxCall], known: Iterable[str]) -> list[OnnxCall]:
 
 
 def _needed(calls: list[OnnxCall], output: str) -> tuple[OnnxCall, ...]:
-    """Only what the output depends on."""
+    """Return only the calls that the output depends on."""
     wanted = {output}
     kept: list[OnnxCall] = []
     for call in reversed(calls):
@@ -251,7 +251,7 @@ def _needed(calls: list[OnnxCall], output: str) -> tuple[OnnxCall, ...]:
 
 
 def _without_rest(model: Any, calls: Iterable[OnnxCall]) -> bytes:
-    """The file with these calls only: nothing looks at the sizes of the others, which onnxruntime would run."""
+    """Return the file with these calls only: onnxruntime would run the others, whose sizes nothing checks."""
     results = {name for call in calls for name in call.outputs if name}
     kept = [node for node in model.graph.node if results.intersection(node.output)]
     model.graph.ClearField("node")

@@ -1,4 +1,4 @@
-"""ONNX ops that move entries: shapes, slices, joins, padding."""
+"""Converters of ONNX ops that move entries: shapes, slices, joins, padding."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _transpose(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 
 def permuted(b: GraphBuilder, call: OnnxCall, x: OnnxValue, order: list[int]) -> OnnxValue:
-    """Axes in another order, as the file counts them."""
+    """Return the value with its axes in another order, as the file counts them."""
     shape = tuple(x.shape[k] for k in order)
     if order == sorted(order):
         return x
@@ -100,7 +100,7 @@ def _gather(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 @converts("Split")
 def _split(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> list[Known]:
-    """Parts along an axis; one without entries is a constant."""
+    """Return parts along an axis; a part without entries is a constant."""
     x = variable(call, inputs[0])
     axis = axis_of(call.get("axis", 0), len(x.shape), call)
     if call.get("num_outputs", len(call.outputs)) != len(call.outputs):
@@ -127,7 +127,7 @@ def _expand(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 @converts("Concat")
 def _concat(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
-    """Along any axis; constant parts are zeros with a bias, parts without entries are left out."""
+    """Join values along any axis. Constant parts become zeros with a bias, and parts without entries are left out."""
     shapes = [value.shape for value in inputs if value is not None]
     axis = axis_of(call.get("axis", 0), len(shapes[0]), call)
     for shape in shapes:
@@ -153,7 +153,7 @@ def _concat(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 
 
 def _nothing(b: GraphBuilder, call: OnnxCall, source: OnnxValue, shape: Shape) -> int:
-    """A node of zeros."""
+    """Return a node of zeros."""
     zeros = b.pick(call, source, torch.full(shape, NOTHING))
     return b.view(call, zeros, shape)
 
@@ -181,7 +181,7 @@ def _pad(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
 def padded(
     b: GraphBuilder, call: OnnxCall, x: OnnxValue, before: list[int], after: list[int], number: float
 ) -> OnnxValue:
-    """A value with constants around it; negative sizes crop."""
+    """Return the value with constants around it; negative sizes crop."""
     if not any(before) and not any(after):
         return x
     checked_shape([n + max(s, 0) + max(e, 0) for n, s, e in zip(x.shape, before, after, strict=True)], str(call))

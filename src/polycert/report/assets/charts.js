@@ -1,4 +1,4 @@
-// Charts as inline SVG: axes, lines, steps, areas, bars; each with a caption and its figures as a table.
+// Charts as inline SVG: axes, lines, steps, areas, bars. Each has a caption, and its figures as a table.
 function niceTicks(low, high, wanted) {
   const rough = (high - low) / wanted || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -8,7 +8,7 @@ function niceTicks(low, high, wanted) {
   return ticks;
 }
 
-// A plane with axes: `at.x`, `at.y` map values to pixels.
+// Returns a plane with axes; `at.x` and `at.y` map values to pixels.
 function plane({ width, height, x, y, title }) {
   const edge = { left: 50, right: 16, top: 14, bottom: 42 };
   const inner = { width: width - edge.left - edge.right, height: height - edge.top - edge.bottom };
@@ -47,7 +47,7 @@ function between(at, xs, upper, lower, name) {
   return draw("path", { class: name, d: `${pathOf([...there, ...back])}Z` });
 }
 
-// A dashed line with words beside it, on the side that has room.
+// Draws a dashed line with words on the side that has room.
 function target(chart, value, words) {
   const x = chart.at.x(value);
   const late = x > (chart.edge.left + chart.right) / 2;
@@ -60,7 +60,7 @@ const legend = (entries) => make("ul", { class: "legend" }, entries.map(([name, 
 const swatch = (name) => draw("svg", { viewBox: "0 0 24 10", width: 24, height: 10, "aria-hidden": "true" },
   name === "gap" ? draw("rect", { class: "gap", width: 24, height: 10 }) : draw("line", { class: `line ${name}`, x1: 0, x2: 24, y1: 5, y2: 5 }));
 
-// A chart with what it says in words, and its figures behind a fold.
+// Returns a chart with a caption, and its figures folded up below it.
 function figure(root, caption, headings, rows, ...extra) {
   return make("figure", {}, root, ...extra, make("figcaption", {}, caption), fold("Figures of this chart", headings, rows));
 }

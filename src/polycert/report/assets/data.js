@@ -1,4 +1,4 @@
-// The embedded data, and small helpers to make elements. Text goes in as text, never as markup.
+// The embedded data, and helpers that make elements. Text is always inserted as text, never as markup.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
@@ -14,7 +14,7 @@ function fill(node, attributes, children) {
 const make = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const draw = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-// A packed column as numbers: (base + code) / 10^digits, NaN where a value is missing.
+// Returns a packed column as numbers: (base + code) / 10^digits, and NaN where a value is missing.
 function unpack(column) {
   const bytes = Uint8Array.from(atob(column.data), (letter) => letter.charCodeAt(0));
   const size = column.bits / 8;
@@ -29,7 +29,7 @@ function unpack(column) {
   return values;
 }
 
-// The samples of a model as columns, unpacked once.
+// Returns the samples of a model as columns, which are unpacked once.
 function samplesOf(model) {
   if (!model.samples) return null;
   if (!model.columns) {
@@ -62,5 +62,5 @@ const radius = (value, digits = 4) => (Number.isFinite(value) ? value.toFixed(di
 const cutDown = (value, digits = 4) => radius(Math.floor(value * 10 ** digits + 1e-9) / 10 ** digits, digits);
 const thousands = (count) => count.toLocaleString("en");
 
-// The value below which a share of sorted values lies.
+// Returns the value below which a share of sorted values lies.
 const quantile = (sorted, share) => (sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : NaN);

@@ -1,4 +1,4 @@
-// The page itself: which model, which tab, which theme; sorting of the table of records.
+// The page: choice of model, tab and theme, and sorting of the table of records.
 let current = 0;
 
 function select(position) {
@@ -61,7 +61,7 @@ function startTabs() {
   open(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) || tabs[0]);
 }
 
-// The browser's wish counts until the reader chooses; a page from a file may not be allowed to remember.
+// The browser's theme holds until the reader chooses one; a page that is opened from a file may be unable to store the choice.
 function startTheme() {
   const button = $("#theme");
   const remember = (theme) => { try { localStorage.setItem("polycert-theme", theme); } catch { /* not allowed */ } };

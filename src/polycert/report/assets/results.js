@@ -1,4 +1,4 @@
-// What the page says about one model: figures, charts, pictures.
+// The part of the page about one model: figures, charts, pictures.
 function showSummary(model) {
   $("#name").textContent = model.name;
   const facts = Object.entries(model.facts).map(([name, value]) => {
@@ -48,7 +48,7 @@ function showCharts(model) {
   place("training", (width) => training(model, width), model.missing.curves || (model.curves.epoch ? null : "The metrics have no epochs."));
 }
 
-// Radii in the sense of the curves: a sample that is wrong as it is has none, one without a counterexample has no end.
+// Returns the radii that the curves count: 0 for a misclassified sample, and infinity for one without a counterexample.
 // Samples that were not searched are left out of both curves.
 function curveRadii(columns) {
   const right = (k) => columns.label[k] === columns.prediction[k];
@@ -60,7 +60,7 @@ function curveRadii(columns) {
   return { proved, broken, correct: searched.filter(right).length };
 }
 
-// How many sorted values are at least (or, strictly, more than) `value`.
+// Returns how many sorted values are at least (or, strictly, more than) `value`.
 function countFrom(sorted, value, strictly = false) {
   let low = 0, high = sorted.length;
   while (low < high) {

@@ -33,7 +33,7 @@ function showSamples(model) {
   refresh();
 }
 
-// Which samples pass the filters, in the order asked for.
+// Returns the samples that pass the filters, in the chosen order.
 function refresh() {
   const columns = samplesOf(view.model);
   const passes = filter(columns);

@@ -1,4 +1,4 @@
-"""Properties of a network's outputs over boxes of inputs: VNN-LIB files, and their decision."""
+"""Properties of a network's outputs over boxes of inputs: reading VNN-LIB files, and deciding what they ask."""
 
 from polycert.verification.vnnlib.property import Box, Clause, Property
 from polycert.verification.vnnlib.question import PropertyVerdict, decide

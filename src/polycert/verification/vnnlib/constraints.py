@@ -1,4 +1,4 @@
-"""S-expressions, and the linear constraints over named variables that they spell, in exact fractions."""
+"""S-expressions, and the linear constraints over named variables that they write, in exact fractions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOKEN = re.compile(r";[^\r\n]*|[()]|[^\s();]+")
 
 
 def parse(text: str) -> list[Expression]:
-    """All expressions of a text, one after the other: a word, or a list of expressions."""
+    """Return all expressions of a text, in order; each is a word or a list of expressions."""
     top: list[Expression] = []
     stack = [top]
     for word in _words(text):
@@ -39,6 +39,7 @@ def parse(text: str) -> list[Expression]:
 
 
 def _words(text: str) -> Iterator[str]:
+    """Yield the words and parentheses of a text, without its comments."""
     for match in _TOKEN.finditer(text):
         if not match[0].startswith(";"):
             yield match[0]
@@ -46,24 +47,24 @@ def _words(text: str) -> Iterator[str]:
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?(?P<exponent>\d+))?", re.ASCII)
 _VARIABLE = re.compile(r"[XY]_(0|[1-9]\d*)", re.ASCII)
-LONGEST = 400  # characters of a number
-LARGEST_EXPONENT = 3  # its digits
-PLACES = len(str(limits.VARIABLES))  # digits of a variable's number
+LONGEST = 400  # characters of a number, at most
+LARGEST_EXPONENT = 3  # digits of a number's exponent, at most
+PLACES = len(str(limits.VARIABLES))  # digits of a variable's number, at most
 COMPARISONS = ("<=", ">=", "<", ">", "=")
 
 
 class Term(NamedTuple):
-    """`sum of factors * variables + constant`."""
+    """The linear term `sum of factors * variables + constant`; factors are kept by the variable's name."""
 
     factors: dict[str, Fraction]
     constant: Fraction
 
     def times(self, factor: Fraction) -> Term:
-        """Scaled."""
+        """Return the term times a factor."""
         return Term({k: _within(value * factor) for k, value in self.factors.items()}, _within(self.constant * factor))
 
     def plus(self, *others: Term) -> Term:
-        """The sum, without variables that cancel."""
+        """Return the sum of terms, without variables that cancel."""
         total = dict(self.factors)
         for other in others:
             for name, value in other.factors.items():
@@ -73,23 +74,24 @@ class Term(NamedTuple):
 
 
 def _within(value: Fraction) -> Fraction:
+    """Return a value that is not too long; others are refused."""
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > limits.BITS:
         raise PolycertError(f"a product of numbers has more than {limits.BITS} bits")
     return value
 
 
 class Constraint(NamedTuple):
-    """`term <= 0`, or `< 0` if strict."""
+    """The constraint `term <= 0`, or `term < 0` if it is strict."""
 
     term: Term
     strict: bool
 
 
-Clauses = list[list[Constraint]]
+Clauses = list[list[Constraint]]  # a disjunction of conjunctions
 
 
 def number(word: str) -> Fraction | None:
-    """A decimal number exactly, or None."""
+    """Return the exact value of a decimal number, or None if the word is no number."""
     found = _NUMBER.fullmatch(word)
     if found is None:
         return None
@@ -101,13 +103,13 @@ def number(word: str) -> Fraction | None:
 
 
 def place(name: str) -> int | None:
-    """The number k of a variable spelled `X_k` or `Y_k`, or None if no property can have it."""
+    """Return the number k of a variable spelled `X_k` or `Y_k`, or None if no property can have such a variable."""
     found = _VARIABLE.fullmatch(name)
     return int(found[1]) if found and len(found[1]) <= PLACES else None
 
 
 def term(expression: Expression) -> Term:
-    """A linear term: a number, a variable, or a sum, difference or product of terms."""
+    """Return the linear term that an expression writes: a number, a variable, or a sum, difference or product."""
     if isinstance(expression, str):
         value = number(expression)
         return Term({expression: Fraction(1)}, Fraction(0)) if value is None else Term({}, value)
@@ -123,6 +125,7 @@ def term(expression: Expression) -> Term:
 
 
 def _product(parts: list[Term], expression: Expression) -> Term:
+    """Return the product of terms, of which at most one may have variables."""
     total = parts[0]
     for part in parts[1:]:
         if total.factors and part.factors:
@@ -132,7 +135,7 @@ def _product(parts: list[Term], expression: Expression) -> Term:
 
 
 def clauses(expression: Expression) -> Clauses:
-    """A condition as a disjunction of conjunctions of constraints."""
+    """Return a condition as a disjunction of conjunctions of constraints."""
     if isinstance(expression, str) or not expression or not isinstance(expression[0], str):
         raise PolycertError(f"{shown(expression)} is not a condition")
     head, parts = expression[0], expression[1:]
@@ -151,7 +154,7 @@ def clauses(expression: Expression) -> Clauses:
 
 
 def disjunction(parts: Iterable[Clauses]) -> Clauses:
-    """Any of several conditions."""
+    """Return the condition that any of several conditions holds."""
     result: Clauses = []
     held = 0
     for part in parts:
@@ -162,13 +165,13 @@ def disjunction(parts: Iterable[Clauses]) -> Clauses:
 
 
 def conjunction(parts: Iterable[Clauses]) -> Clauses:
-    """All of several conditions."""
+    """Return the condition that all of several conditions hold."""
     result: Clauses = [[]]
     held = 0
     for part in parts:
         held = held * len(part) + sum(map(len, part)) * len(result)
         _check_cases(len(result) * len(part), held)
-        if len(part) == 1:  # the common case: extend in place
+        if len(part) == 1:  # the common case is extended in place
             for clause in result:
                 clause.extend(part[0])
         else:
@@ -177,11 +180,12 @@ def conjunction(parts: Iterable[Clauses]) -> Clauses:
 
 
 def _check_cases(cases: int, constraints: int) -> None:
+    """Refuse conditions that would take too much memory."""
     if cases > limits.CASES or constraints > limits.CONSTRAINTS:
         raise PolycertError(f"the condition has more than {limits.CASES} cases or {limits.CONSTRAINTS} constraints")
 
 
 def shown(expression: Expression) -> str:
-    """The beginning of an expression, for a sentence."""
+    """Return the beginning of an expression, to be shown in an error."""
     text = str(expression).replace("'", "").replace(",", "").replace("[", "(").replace("]", ")")
     return text if len(text) < 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""What is asked: is there an input in a box whose output lies in one of several polyhedra?"""
+"""Properties: is there an input in a box whose output lies in one of several polyhedra?"""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 from polycert.errors import PolycertError
 from polycert.verification.vnnlib.constraints import Constraint, Term
 
-EXACT = 2**53
+EXACT = 2**53  # float64 holds every whole number up to this size
 
 
 @dataclass(frozen=True, eq=False)
 class Clause:
-    """Outputs with `rows . y + constants <= 0` in every row (`< 0` where strict)."""
+    """A polyhedron of outputs: `rows . y + constants <= 0` in every row (`< 0` where strict)."""
 
     rows: np.ndarray  # [k, outputs] float64, exact
-    constants: np.ndarray  # [k] float64, never above the exact ones
+    constants: np.ndarray  # [k] float64, never above the exact constants
     strict: np.ndarray  # [k] bool
-    exact: tuple[Fraction, ...] | None = None  # the constants themselves, where `constants` are rounded
+    exact: tuple[Fraction, ...] | None = None  # the exact constants; None if `constants` are exact
 
     def holds(self, y: np.ndarray) -> bool:
         """Whether an output fulfils every row, without any rounding."""
@@ -36,38 +36,41 @@ class Clause:
 
 
 def _value(row: np.ndarray, y: np.ndarray, constant: Fraction) -> Fraction:
-    """`row . y + constant`."""
+    """Return `row . y + constant` without rounding."""
     used = row.nonzero()[0]
     return sum((Fraction(a) * Fraction(b) for a, b in zip(row[used].tolist(), y[used].tolist(), strict=True)), constant)
 
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """A box of inputs, and the outputs that are asked for there: any of the clauses.
+    """A box of inputs, and the outputs that the property asks for there: those in any of the clauses.
 
-    `lower` and `upper` hold the exact box in them; `inner` lies in the exact box wherever numbers allow.
+    The exact box lies between `lower` and `upper`. `inner` lies in the exact box wherever float64 allows it.
     """
 
     lower: np.ndarray  # [inputs] float64
     upper: np.ndarray
     inner: tuple[np.ndarray, np.ndarray]
     clauses: tuple[Clause, ...]
-    narrow: np.ndarray  # [inputs] bool: sides between whose ends there is no double
+    narrow: np.ndarray  # [inputs] bool: whether float64 has no number between the exact ends of a side
 
     @property
     def free(self) -> int:
-        """How many inputs can take more than one value: a side of one decimal is a point, though no double holds it."""
+        """Return how many inputs can take more than one value.
+
+        A side whose ends are one decimal is a point, even if no float64 number equals it.
+        """
         return int((self.inner[1] > self.inner[0]).sum())
 
     def holds(self, x: np.ndarray, y: np.ndarray) -> bool:
-        """Whether an input and its output are a witness."""
+        """Whether an input and its output are a counterexample: they lie in the box and in a clause."""
         inside = bool(((x >= self.inner[0]) & (x <= self.inner[1])).all())
         return inside and any(clause.holds(y) for clause in self.clauses)
 
 
 @dataclass(frozen=True, eq=False)
 class Property:
-    """Any of several boxes; `sat` means that a witness exists."""
+    """Several boxes of inputs; the verdict `sat` means that one of them has a counterexample."""
 
     boxes: tuple[Box, ...]
     inputs: int
@@ -75,7 +78,7 @@ class Property:
 
 
 def box_of(constraints: Sequence[Constraint], inputs: int, clauses: tuple[Clause, ...]) -> Box | None:
-    """The box that constraints of one input each describe; None if it is empty."""
+    """Return the box that constraints of one input each describe, or None if it is empty."""
     low: list[Fraction | None] = [None] * inputs
     high: list[Fraction | None] = [None] * inputs
     for term, strict in constraints:
@@ -100,7 +103,7 @@ def box_of(constraints: Sequence[Constraint], inputs: int, clauses: tuple[Clause
 
 
 def clause_of(constraints: Sequence[Constraint], outputs: int) -> Clause:
-    """Constraints over outputs as exact rows; where nothing is asked of the output, a row that always holds."""
+    """Return constraints over outputs as a clause; without constraints it has one row that always holds."""
     constraints = constraints or [Constraint(Term({}, Fraction(-1)), strict=False)]
     rows = np.zeros((len(constraints), outputs))
     exact = []
@@ -118,6 +121,7 @@ def clause_of(constraints: Sequence[Constraint], outputs: int) -> Clause:
 
 
 def _near(value: Fraction) -> float:
+    """Return the nearest float64 number."""
     try:
         return float(value)
     except OverflowError:
@@ -125,15 +129,17 @@ def _near(value: Fraction) -> float:
 
 
 def _down(value: Fraction) -> float:
+    """Return the largest float64 number that is not above a fraction."""
     near = _near(value)
     return near if Fraction(near) <= value else math.nextafter(near, -math.inf)
 
 
 def _up(value: Fraction) -> float:
+    """Return the least float64 number that is not below a fraction."""
     return -_down(-value)
 
 
 def _inside(low: Fraction, high: Fraction) -> tuple[float, float]:
-    """The numbers between two fractions; the nearest one where there is none."""
+    """Return the ends of the float64 numbers between two fractions; twice the nearest number if there is none."""
     first, last = _up(low), _down(high)
     return (first, last) if first <= last else (_near(low), _near(low))

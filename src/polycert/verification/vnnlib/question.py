@@ -1,4 +1,4 @@
-"""VNN-LIB properties as questions: a box is a set, its clauses are a specification; onnxruntime confirms."""
+"""VNN-LIB properties as questions: boxes are sets, clauses are specifications, and onnxruntime has the last word."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polycert.runtime.execution import plain_products
 from polycert.sets.interval import round_down, round_up
 from polycert.verification.counterexample import Counterexample, CounterexampleCheck
 from polycert.verification.input_split import Boxes, InputSplitting, Rows
-from polycert.verification.milp import get_solver
+from polycert.verification.programs import get_solver
 from polycert.verification.question import REPLAYED, SetQuestion, VerificationSettings
 from polycert.verification.snapshot import NetworkSnapshot
 from polycert.verification.specification import Specification
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SAT, UNSAT, UNKNOWN, TIMEOUT = "sat", "unsat", "unknown", "timeout"
-CHECKS = 64  # comparisons with onnxruntime at most: so many boxes are looked at one by one
+CHECKS = 64  # comparisons with onnxruntime, at most; more boxes than these are compared several at a time
 
 
 class PropertyCounterexample(NamedTuple):
@@ -50,12 +50,24 @@ class PropertyCounterexample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PropertyVerdict:
-    """`sat` with its counterexample, `unsat`, `unknown` (given up) or `timeout`; how many boxes a journal decided."""
+    """The verdict on a property.
+
+    Attributes:
+        status: `sat`, `unsat`, `unknown` (all stages gave up) or `timeout`.
+        counterexample: the counterexample, for `sat`; `witness` is another name of it.
+        seconds: how long it took.
+        resumed: how many boxes were decided by a journal.
+    """
 
     status: str
-    witness: PropertyCounterexample | None = None
+    counterexample: PropertyCounterexample | None = None
     seconds: float = 0.0
     resumed: int = 0
+
+    @property
+    def witness(self) -> PropertyCounterexample | None:
+        """Return `counterexample`, by its earlier name."""
+        return self.counterexample
 
 
 def decide(
@@ -70,16 +82,17 @@ def decide(
     seed: int = 0,
     journal: str | os.PathLike[str] | None = None,
 ) -> PropertyVerdict:
-    """Whether an input in one of the boxes has an output in one of its clauses.
+    """Decide whether an input in one of the boxes has an output in one of the box's clauses.
 
     Args:
         network: from `pc.load("net.onnx")`.
         asked: from `read_property`.
-        timeout: seconds.
+        timeout: seconds for all boxes together.
         workers, memory, solver, trust_solver, seed, journal: as in `polycert.verify`; each box counts as a sample.
 
-    `unsat` is a proof about the real-valued network with the stored weights, all rounding covered; `sat` comes with an
-    input inside the box whose output, as onnxruntime computes it, fulfils a clause.
+    Returns:
+        A verdict: `unsat` is a proof about the real-valued network with the stored weights, all rounding covered; `sat`
+        comes with an input inside the box whose output, as onnxruntime computes it, fulfils a clause.
 
     Raises:
         PolycertError: if the property does not fit the network, or the network is not reproduced inside a box.
@@ -102,9 +115,10 @@ def decide(
             found = verdict.trusting() if trust_solver else verdict
             resumed += found.resumed
             if found.status == FALSIFIED:
-                assert found.witness is not None
-                assert found.witness.output is not None
-                point = PropertyCounterexample(found.witness.input.flatten().numpy(), found.witness.output.numpy())
+                one = found.counterexample
+                assert one is not None
+                assert one.output is not None
+                point = PropertyCounterexample(one.input.flatten().numpy(), one.output.numpy())
                 return PropertyVerdict(SAT, point, time.monotonic() - started, resumed)
             proved += found.status == ROBUST
     seconds = time.monotonic() - started
@@ -114,14 +128,14 @@ def decide(
 
 @dataclass(frozen=True, eq=False)
 class PropertyQuestion(SetQuestion):
-    """Does each box keep away from its clauses?"""
+    """Does every input of each box have an output outside of the box's clauses?"""
 
     network: OnnxNetwork
     boxes: tuple[Box, ...]
 
     @staticmethod
     def of(network: OnnxNetwork, boxes: tuple[Box, ...], settings: VerificationSettings) -> PropertyQuestion:
-        """From what a reader made of a file."""
+        """Return the question about the boxes of a property."""
         snapshot = NetworkSnapshot.of(network, unproved=True)
         if snapshot.proof is None:
             log.warning("weights are computed in the file, with rounding: nothing can be proved, only refuted")
@@ -135,11 +149,11 @@ class PropertyQuestion(SetQuestion):
         return PropertyQuestion(snapshot, region, settings, specs, network, boxes)
 
     def part(self, positions: Tensor) -> Self:
-        """The same about some of the boxes."""
+        """Return the same question about some of the boxes."""
         return replace(super().part(positions), boxes=tuple(self.boxes[k] for k in positions.tolist()))
 
     def check(self, k: int) -> CounterexampleCheck:
-        """onnxruntime, inside the exact box."""
+        """Return the check by onnxruntime inside the k-th exact box."""
         return FileCheck(self.net, self.region[k : k + 1], self.specifications[k], self.network, self.boxes[k])
 
     def check_network(self) -> None:
@@ -148,30 +162,31 @@ class PropertyQuestion(SetQuestion):
             self.network.check_inside(self.region[some])
 
     def free_inputs(self, k: int) -> int:
-        """Sides of one decimal are points, though no double holds them."""
+        """Return how many inputs can take more than one value in the k-th box; sides of one decimal are points."""
         return self.boxes[k].free
 
     @property
     def late_attacks(self) -> int:
-        """As many as there is time for, in reason."""
+        """Return how many attacks are worth trying once all else has failed; the time is mostly up before."""
         return 20
 
     def late_attack(self, k: int, spec: Specification, turn: int, deadline: float) -> Tensor:
-        """A long descent from many points."""
+        """Return the points of a long descent from many points, others in every turn."""
         seed = self.settings.seed + turn + 1
         return self.attack_points(k, spec, tries=32, steps=200, seed=seed, deadline=deadline)
 
     def sample_fingerprints(self) -> list[str]:
-        """Of each box as it is written."""
+        """Return a fingerprint of each box with its clauses, as the file writes them."""
         return [fingerprint(box.lower, box.upper, box.inner, _written(box.clauses)) for box in self.boxes]
 
 
 def _written(clauses: tuple[Clause, ...]) -> list[tuple[object, ...]]:
+    """Return the clauses in a form that can be fingerprinted."""
     return [(c.rows, c.constants, c.strict, [str(value) for value in c.exact or ()]) for c in clauses]
 
 
 def _specification(clauses: tuple[Clause, ...], output_shape: tuple[int, ...]) -> Specification:
-    """What must not happen, turned round."""
+    """Return the specification that no output lies in a clause."""
     return Specification(
         torch.from_numpy(np.concatenate([clause.rows for clause in clauses])).reshape(-1, *output_shape),
         torch.from_numpy(np.concatenate([clause.constants for clause in clauses])),
@@ -181,32 +196,32 @@ def _specification(clauses: tuple[Clause, ...], output_shape: tuple[int, ...]) -
 
 @dataclass(frozen=True, eq=False)
 class FileCheck(CounterexampleCheck):
-    """Believes a point if onnxruntime's output for it fulfils a clause, without any rounding."""
+    """Takes a point as a counterexample if onnxruntime's output for it fulfils a clause, without any rounding."""
 
     network: OnnxNetwork
     written: Box
 
     def __call__(self, points: Tensor) -> Counterexample | None:
-        """The first of some points `[n, …]` that is a counterexample, the most promising being tried first."""
+        """Return the first counterexample among points `[n, …]`, or None; the most promising points are tried first."""
         shaped = points.detach().cpu().double().reshape(-1, *self.network.input_shape)
         with torch.no_grad():
             order = self.spec.worst(self.net.double.forward(shaped)).argsort()[:REPLAYED]
         return next((found for found in map(self._replayed, shaped[order]) if found is not None), None)
 
     def best(self, points: Tensor) -> Counterexample | None:
-        """The same."""
+        """Return the first counterexample among points: only what onnxruntime confirms counts, moved or not."""
         return self(points)
 
     def exactly(self, point: Tensor) -> Counterexample | None:
-        """The same."""
+        """Return a point as a counterexample if onnxruntime confirms it: exact arithmetic is not enough."""
         return self(point[None])
 
     def _replayed(self, point: Tensor) -> Counterexample | None:
-        """A point `[*input_shape]` as a counterexample, if it is one when onnxruntime replays it.
+        """Return a point `[*input_shape]` as a counterexample if it is one when onnxruntime replays it, else None.
 
-        It is moved to numbers of the file's input type inside the box. Where a side holds none, such as one that is a
-        single decimal, the nearest number is taken, and the real-valued network must fulfil the clause on that side
-        too.
+        The point is moved to numbers of the file's input type inside the box. Where a side holds no such number, for
+        instance because it is a single decimal, the nearest number is taken, and the real-valued network must fulfil
+        the clause on the whole side too.
         """
         kind = torch.float64 if self.network.program.input_type is np.float64 else torch.float32
         first, last = (torch.from_numpy(end) for end in self.written.inner)

@@ -1,4 +1,4 @@
-"""VNN-LIB files: version 1 by a reader of our own, version 2 through the package `vnnlib`."""
+"""Read VNN-LIB files: version 1 by a reader of polycert's own, version 2 with the package `vnnlib`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polycert.verification.vnnlib.property import Box, Property, box_of, clause_
 
 
 def read_property(path: str | os.PathLike[str]) -> Property:
-    """A property from a VNN-LIB file, `.vnnlib` or `.vnnlib.gz`.
+    """Return the property in a VNN-LIB file, `.vnnlib` or `.vnnlib.gz`.
 
     Raises:
         PolycertError: if the file is malformed, or asks for more than boxes of inputs and linear outputs.
@@ -40,7 +40,7 @@ def read_property(path: str | os.PathLike[str]) -> Property:
 
 
 def parse_property(text: str) -> Property:
-    """A property from the text of a VNN-LIB file of either version."""
+    """Return the property in the text of a VNN-LIB file of either version."""
     expressions = parse(text)
     if any(isinstance(e, list) and e[:1] and e[0] in ("declare-network", "vnnlib-version") for e in expressions):
         return parse_second(text)
@@ -48,7 +48,7 @@ def parse_property(text: str) -> Property:
 
 
 def _first(expressions: list[Expression]) -> tuple[int, int, Clauses]:
-    """Version 1: `declare-const` and `assert`."""
+    """Return the numbers of inputs and outputs and the condition of a version 1 file."""
     names: set[str] = set()
     asserted: list[Expression] = []
     for expression in expressions:
@@ -63,7 +63,7 @@ def _first(expressions: list[Expression]) -> tuple[int, int, Clauses]:
 
 
 def _count(names: set[str], prefix: str) -> int:
-    """How many variables are declared, numbered from 0."""
+    """Return how many variables with a prefix are declared; they must be numbered from 0 without gaps."""
     unknown = [name for name in names if not name.startswith(("X_", "Y_")) or place(name) is None]
     if unknown:
         raise PolycertError(f"the variable {shown(min(unknown))} is neither X_… nor Y_…")
@@ -74,7 +74,7 @@ def _count(names: set[str], prefix: str) -> int:
 
 
 def property_of(inputs: int, outputs: int, found: Clauses) -> Property:
-    """Cases with one box belong together."""
+    """Return the property of a condition, whose cases about one box are put together."""
     if not 1 <= inputs <= limits.VARIABLES or not 1 <= outputs <= limits.VARIABLES:
         raise PolycertError(f"a property has 1 to {limits.VARIABLES} inputs and outputs")
     by_box: dict[object, list[list[Constraint]]] = defaultdict(list)
@@ -96,6 +96,7 @@ def property_of(inputs: int, outputs: int, found: Clauses) -> Property:
 
 
 def _apart(case: list[Constraint], inputs: int, outputs: int) -> tuple[list[Constraint], list[Constraint]]:
+    """Return the constraints of a case on inputs and those on outputs."""
     about_inputs: list[Constraint] = []
     about_outputs: list[Constraint] = []
     for constraint in case:
@@ -116,7 +117,7 @@ def _apart(case: list[Constraint], inputs: int, outputs: int) -> tuple[list[Cons
 
 
 def parse_second(text: str) -> Property:
-    """A property from the text of a VNN-LIB 2.0 file."""
+    """Return the property in the text of a VNN-LIB 2.0 file."""
     try:
         import vnnlib
     except ImportError:
@@ -137,7 +138,7 @@ def parse_second(text: str) -> Property:
 
 
 def _expression(node: Any) -> Expression:
-    """A node of the tree as the expression that version 1 would write."""
+    """Return a node of the parser's tree as the expression that version 1 would write."""
     kind = type(node).__name__
     if kind in _LISTS:
         return [_LISTS[kind], *(_expression(part) for part in node.args)]
@@ -157,6 +158,7 @@ def _expression(node: Any) -> Expression:
 
 
 def _variable(node: Any) -> str:
+    """Return the name of a variable's entry, numbered as version 1 would."""
     place = 0
     for index, size in zip(node.indices, node.shape, strict=True):
         place = place * int(size) + int(index)
@@ -166,6 +168,6 @@ def _variable(node: Any) -> str:
     return f"{prefix}{place}"
 
 
-_REALS = {"Real", "F32", "F64"}  # of which a box holds all numbers, as far as the network's own type does
+_REALS = {"Real", "F32", "F64"}  # types whose numbers a box holds, as far as the network's own type does
 _LISTS = {"And": "and", "Or": "or", "Plus": "+", "Multiply": "*"}
 _PAIRS = {"LessEqual": "<=", "GreaterEqual": ">=", "LessThan": "<", "GreaterThan": ">", "Equal": "="}

@@ -1,4 +1,4 @@
-"""A network read from an ONNX file: constants in the file's own type, graphs kept once they are built."""
+"""The network of an ONNX file. Its constants are in the file's own type, and each graph is built once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OnnxNetwork(Network):
-    """A file's program; its weights never change, so every graph is built once."""
+    """A network read from an ONNX file. Its weights never change, so every graph is built once."""
 
     program: OnnxProgram
     own: torch.dtype
@@ -32,7 +32,7 @@ class OnnxNetwork(Network):
     traces: dict[torch.dtype, Trace] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the session of onnxruntime, which another process starts anew."""
+        """Return all but the session of onnxruntime, which another process starts anew."""
         return {name: value for name, value in vars(self).items() if name != "replay"}
 
     @property
@@ -47,15 +47,15 @@ class OnnxNetwork(Network):
 
     @property
     def softmax(self) -> bool:
-        """Nothing was dropped."""
+        """False: nothing was dropped."""
         return False
 
     def bind(self, dtype: torch.dtype | None = None) -> Graph:
-        """The graph in its own type or another one; what a caller derives from its weights stays with the caller."""
+        """Return the graph in its own type or another one, without what other callers derived from its weights."""
         return self.trace(dtype or self.own).graph.fresh()
 
     def trace(self, dtype: torch.dtype) -> Trace:
-        """The graph in some type, with the places of the file's values."""
+        """Return the graph in some type, with the places of the file's values."""
         if dtype not in self.traces:
             self.traces[dtype] = Trace.of(_built(self.program, dtype, self.device), dtype, self.device)
         return self.traces[dtype]
@@ -66,13 +66,14 @@ class OnnxNetwork(Network):
 
     @cached_property
     def replay(self) -> OnnxRuntime:
-        """The file as onnxruntime computes it."""
+        """The file in onnxruntime."""
         return OnnxRuntime(self.program)
 
 
 def _built(program: OnnxProgram, dtype: torch.dtype, device: torch.device) -> Built:
+    """Build the nodes of a program; all errors of a malformed file become a `PolycertError`."""
     try:
-        with torch.inference_mode(False):  # it may meet gradients later
+        with torch.inference_mode(False):  # its constants may meet gradients later
             return build(program, torch.empty(0, dtype=dtype, device=device))
     except PolycertError as error:
         raise PolycertError(f"cannot read {program.source}: {error}") from None

@@ -1,4 +1,4 @@
-"""Recurrent ONNX ops over the fixed length of their input, in one direction and from a state of zeros."""
+"""Converter of recurrent ONNX ops over the fixed length of their input, in one direction and from a state of zeros."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from polycert.graph.onnx.builder import GraphBuilder, Inputs, OnnxValue, constan
 from polycert.graph.onnx.program import OnnxCall, checked_shape
 from polycert.rules.recurrent import Weights, unrolled
 
-# Where ONNX keeps the gates that PyTorch, and the rules, count as i f g o, as r z n, or as the only one.
+# PyTorch and the rules order the gates as i f g o and r z n. These are their places in ONNX.
 GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-LONGEST = 1024  # steps: each is some twenty nodes of the graph
+LONGEST = 1024  # steps, of which each becomes some twenty nodes of the graph
 DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 
 
 @converts("LSTM", "GRU", "RNN")
 def _recurrent(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> list[OnnxValue]:
-    """The states of every step and the last one; a cell's final `c` is not given."""
+    """Return the states of every step, and the last one; the final `c` of a cell is not given."""
     x = variable(call, inputs[0])
     kind = _kind(call)
     _check(call, inputs, x)
@@ -34,7 +34,7 @@ def _recurrent(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> list[OnnxValu
 
 
 def _kind(call: OnnxCall) -> str:
-    """The rules' name of the op with its activations."""
+    """Return the rules' name of the op with its activations."""
     names = call.get("activations") or DEFAULTS[call.op]
     names = [name.decode() if isinstance(name, bytes) else name for name in names]
     if call.op == "RNN" and names == ["Relu"]:
@@ -45,6 +45,7 @@ def _kind(call: OnnxCall) -> str:
 
 
 def _check(call: OnnxCall, inputs: Inputs, x: OnnxValue) -> None:
+    """Refuse what the rules do not unroll, such as other directions and initial states."""
     if len(x.shape) != 3 or x.shape[1] != 1 or x.shape[0] > LONGEST or call.get("layout", 0):
         raise PolycertError(f"{call} needs one sequence of at most {LONGEST} vectors, got shape {list(x.shape)}")
     if call.get("direction", "forward") != "forward" or "clip" in call.attributes or call.get("input_forget", 0):
@@ -53,7 +54,7 @@ def _check(call: OnnxCall, inputs: Inputs, x: OnnxValue) -> None:
         raise PolycertError(f"{call} is supported with linear_before_reset=1 only")
     length = constant(call, inputs, 4)
     if length is not None and (length != x.shape[0]).any():
-        raise PolycertError(f"{call} ends before its input does")
+        raise PolycertError(f"{call} has a sequence length that is not its input's: only whole sequences are supported")
     for position in (5, 6, 7):
         state = constant(call, inputs, position)
         if state is not None and np.any(state):
@@ -61,6 +62,7 @@ def _check(call: OnnxCall, inputs: Inputs, x: OnnxValue) -> None:
 
 
 def _weights(b: GraphBuilder, call: OnnxCall, inputs: Inputs, width: int) -> Weights:
+    """Return the weights with the gates in the rules' order."""
     gates = GATES[call.op]
     recurrence = floats(call, inputs, 2)
     size = recurrence.shape[-1]
