@@ -139,7 +139,6 @@ class Activation(Op):
 
 CLOSE = 1e-3  # ends closer than this: a difference quotient cancels, the derivative in the middle is as good
 
-
 # Measured on random, trained and public networks: 0.1 to 0.2 are about as good, 0 is looser nearly everywhere.
 LEAN = 0.15
 
@@ -196,13 +195,11 @@ class SmoothActivation(Activation):
         with torch.no_grad():
             chord = self.chord(lower, upper)
             below, above = nearest_at(lower, upper, chord.sign())
-            common = [chord, self.slope(lower), self.slope(upper)]
-            low_slopes, high_slopes = (torch.stack([*common, self.slope(at)]) for at in (below, above))
-            ends = lower.expand_as(low_slopes), upper.expand_as(low_slopes)
-            low = low_slopes * below + self.offset_range(low_slopes, *ends).lower
-            high = high_slopes * above + self.offset_range(high_slopes, *ends).upper
-            lowest, highest = low.argmax(0, keepdim=True), high.argmin(0, keepdim=True)
-            return low_slopes.gather(0, lowest)[0], high_slopes.gather(0, highest)[0]
+            slopes = torch.stack([chord, *(self.slope(z) for z in (lower, below, above, upper))])
+            low, high = self.offset_range(slopes, lower.expand_as(slopes), upper.expand_as(slopes))
+            lowest = (slopes * below + low).argmax(0, keepdim=True)
+            highest = (slopes * above + high).argmin(0, keepdim=True)
+            return slopes.gather(0, lowest)[0], slopes.gather(0, highest)[0]
 
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """The extent without a slope."""

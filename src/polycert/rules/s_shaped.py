@@ -59,12 +59,12 @@ class SShaped(Activation):
         return self.outer * self.inner * self._secant(self.inner * lower, self.inner * upper)
 
     def _secant(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """Slope of the line through two points of the core, at most 1."""
+        """Slope of the line through two points of the core, from 0 to 1 also where values are rounded."""
         wide = upper - lower > 1e-3
         width = torch.where(wide, upper - lower, torch.ones_like(upper))
         slope = (self.core(upper) - self.core(lower)) / width
         # Close ends cancel: the derivative in the middle is as good there, and `offset_range` is sound for any slope.
-        return torch.where(wide, slope, self.core_slope((lower + upper) / 2)).clamp(max=1)
+        return torch.where(wide, slope, self.core_slope((lower + upper) / 2)).clamp(0, 1)
 
     def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Of all sound lines those that are nearest at the points `nearest_at`."""
