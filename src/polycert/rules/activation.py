@@ -139,6 +139,23 @@ class Activation(Op):
 
 CLOSE = 1e-3  # ends closer than this: a difference quotient cancels, the derivative in the middle is as good
 
+# Measured on random, trained and public networks: 0.1 to 0.2 are about as good, 0 is looser nearly everywhere.
+LEAN = 0.15
+
+
+def nearest_at(lower: Tensor, upper: Tensor, rise: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Points of an interval, one for each line of `adaptive`: no sound line is nearer to the function at this point.
+
+    A line that is nearest in the middle has the least area between itself and the function. But a bound uses the lower
+    line where small values of the function are bad, so its worst inputs are those with small values. There the line is
+    to be nearer. So the area has a weight, which falls along a line from `1 + 3 LEAN` at the end where the function is
+    smaller to `1 - 3 LEAN` at the other end. The line of least weighted area is nearest at the centre of this weight.
+    For the upper line the weight rises instead. `rise` is 1 where the function is larger at the upper end, -1 where it
+    is smaller there, and 0 where both ends are alike.
+    """
+    near, far = (1 + LEAN * rise) / 2, (1 - LEAN * rise) / 2
+    return near * lower + far * upper, far * lower + near * upper
+
 
 @dataclass(frozen=True, eq=False)
 class SmoothActivation(Activation):
@@ -174,14 +191,15 @@ class SmoothActivation(Activation):
         return torch.where(wide, (self.value(upper) - self.value(lower)) / width, self.slope((lower + upper) / 2))
 
     def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the chord and the tangents at the ends and in the middle, those whose lines are nearest in the middle."""
+        """Of the chord and of the tangents at the ends and at the points `nearest_at`, those that are nearest there."""
         with torch.no_grad():
-            middle = (lower + upper) / 2
-            slopes = torch.stack([self.chord(lower, upper), *(self.slope(z) for z in (lower, middle, upper))])
+            chord = self.chord(lower, upper)
+            below, above = nearest_at(lower, upper, chord.sign())
+            slopes = torch.stack([chord, *(self.slope(z) for z in (lower, below, above, upper))])
             low, high = self.offset_range(slopes, lower.expand_as(slopes), upper.expand_as(slopes))
-            below = (slopes * middle + low).argmax(0, keepdim=True)
-            above = (slopes * middle + high).argmin(0, keepdim=True)
-            return slopes.gather(0, below)[0], slopes.gather(0, above)[0]
+            lowest = (slopes * below + low).argmax(0, keepdim=True)
+            highest = (slopes * above + high).argmin(0, keepdim=True)
+            return slopes.gather(0, lowest)[0], slopes.gather(0, highest)[0]
 
     def peak(self, lower: Tensor, upper: Tensor) -> Tensor:
         """The extent without a slope."""

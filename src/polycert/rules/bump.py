@@ -8,20 +8,67 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from polycert.rules.activation import SmoothActivation
+from polycert.rules.activation import SmoothActivation, nearest_at
 from polycert.rules.examples import Example, activated, mlp
 from polycert.rules.op import OnnxFile
 from polycert.rules.registry import Call, rule
 from polycert.sets.interval import Interval
 
 SEARCH_STEPS = 40
+TANGENT_STEPS = 30  # these only choose a slope
 
 
 class Bump(SmoothActivation):
-    """Convex in `[-bend, bend]`, concave beyond, and straight further out than `reach` to all digits."""
+    """Convex in `[-bend, bend]`, concave beyond, and straight further out than `reach` to all digits.
+
+    It falls left of `-bend`. `f(z) - z / 2` is even.
+    """
 
     bend: float
     reach: float
+
+    def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Of all sound lines those that are nearest at the points `nearest_at`.
+
+        The lower one touches the greatest convex function below there. That is the function itself between two points
+        of its convex part. Left and right of them it is straight: the tangents that meet the ends of the interval.
+        The upper one touches the least concave function above. That is the function itself left of a point of the left
+        concave part, or right of a point of the right one, and straight from there to the other end. No line touches
+        both concave parts, as the derivative is below 0 in the left one and above 1 in the right one.
+        """
+        with torch.no_grad():
+            chord = self.chord(lower, upper)
+            below, above = nearest_at(lower, upper, chord.sign())
+            far = max(self.reach, self.bend)
+            left, convex, right = (
+                Interval(lower.clamp(*part), upper.clamp(*part))
+                for part in ((-far, -self.bend), (-self.bend, self.bend), (self.bend, far))
+            )
+            first, last, left_last, right_first = self._tangents_through(
+                torch.stack([lower, upper, upper, lower]),
+                torch.stack([convex.lower, convex.upper, left.upper, right.lower]),
+                torch.stack([convex.upper, convex.lower, left.lower, right.upper]),
+            )
+            low_at = torch.minimum(torch.maximum(below, first), last)
+            in_left, in_right = left_last > left.lower, right_first < right.upper
+            high_at = torch.where(in_left, torch.minimum(above, left_last), torch.maximum(above, right_first))
+            low = torch.where(first < last, self.slope(low_at), chord)
+            return low, torch.where(in_left | in_right, self.slope(high_at), chord)
+
+    def _tangents_through(self, end: Tensor, near: Tensor, far: Tensor) -> Tensor:
+        """Points of the convex part (the first two rows) and of a concave one whose tangents meet an `end`, `[4, ...]`.
+
+        The part lies between `near`, the side of the end of the interval, and `far`. Tangents between the point and
+        `far` pass the end on the safe side: below the function in the convex part, above it in a concave one. The
+        point is `far` where none does.
+        """
+        turn = end.new_tensor([1, 1, -1, -1]).reshape(-1, *(1,) * (end.dim() - 1))
+        value = self.value(end)
+        for _ in range(TANGENT_STEPS):
+            middle = (near + far) / 2
+            safe = turn * (value - self.value(middle) - self.slope(middle) * (end - middle)) >= 0
+            near, far = torch.where(safe, near, middle), torch.where(safe, middle, far)
+        return far
 
     def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """At the ends, at a touching point of the convex part, or at one of each concave part."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polycert.rules.activation import SmoothActivation
+from polycert.rules.activation import SmoothActivation, nearest_at
 from polycert.rules.examples import activated
 from polycert.rules.op import OnnxFile
 from polycert.rules.registry import Call, rule
@@ -25,6 +25,12 @@ class Convex(SmoothActivation):
     @abstractmethod
     def touching(self, slope: Tensor) -> Tensor:
         """The point with `f'(z) = slope`, or on the side where it would be; any other point only loosens."""
+
+    def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """The tangent where the lower line is to be nearest, and the chord, which is nearest everywhere."""
+        with torch.no_grad():
+            chord = self.chord(lower, upper)
+            return self.slope(nearest_at(lower, upper, chord.sign())[0]), chord
 
     def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Largest at an end, least where the slope touches or at an end."""

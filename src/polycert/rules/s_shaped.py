@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from polycert.forms import Shape
-from polycert.rules.activation import Activation
+from polycert.rules.activation import Activation, nearest_at
 from polycert.rules.op import OnnxFile
 from polycert.rules.registry import Call, rule
 from polycert.sets.interval import Interval, Rounding
 
-SEARCH_STEPS = 30
+SEARCH_STEPS = 4  # these find the tangent to all digits of float32, and to 8 or more in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,37 +56,40 @@ class SShaped(Activation):
 
     def chord(self, lower: Tensor, upper: Tensor) -> Tensor:
         """Through both ends; the derivative where they meet."""
-        gain = self.outer * self.inner
-        lower, upper = self.inner * lower, self.inner * upper
+        return self.outer * self.inner * self._secant(self.inner * lower, self.inner * upper)
+
+    def _secant(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Slope of the line through two points of the core, from 0 to 1 also where values are rounded."""
         wide = upper - lower > 1e-3
         width = torch.where(wide, upper - lower, torch.ones_like(upper))
         slope = (self.core(upper) - self.core(lower)) / width
         # Close ends cancel: the derivative in the middle is as good there, and `offset_range` is sound for any slope.
-        return gain * torch.where(wide, slope, self.core_slope((lower + upper) / 2)).clamp(max=1)
+        return torch.where(wide, slope, self.core_slope((lower + upper) / 2)).clamp(0, 1)
 
     def adaptive(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """CROWN: the tangent in the middle on the curved side; across 0 the tangent through the far end."""
+        """Of all sound lines those that are nearest at the points `nearest_at`."""
         with torch.no_grad():
             gain = self.outer * self.inner
-            chord = self.chord(lower, upper) / gain
             lower, upper = self.inner * lower, self.inner * upper
-            middle = self.core_slope((lower + upper) / 2)
-            low = torch.where(upper <= 0, middle, torch.where(lower >= 0, chord, self._through(-upper, -lower, chord)))
-            high = torch.where(lower >= 0, middle, torch.where(upper <= 0, chord, self._through(lower, upper, chord)))
-        return gain * low, gain * high
+            below, above = nearest_at(lower, upper, 1.0)
+            # The core is odd: its lower line is the upper line of the mirrored interval, turned around.
+            return gain * self._slope_above(-upper, -lower, -below), gain * self._slope_above(lower, upper, above)
 
-    def _through(self, far: Tensor, near: Tensor, chord: Tensor) -> Tensor:
-        """Slope of the line through the far end (< 0) that touches the core right of 0; the chord if beyond `near`.
+    def _slope_above(self, lower: Tensor, upper: Tensor, at: Tensor) -> Tensor:
+        """Slope of the line above the core that is nearest to it at a point `at` of the interval.
 
-        A bisection, for certification only: it has no gradient.
+        It touches the least concave function above the core there. This function is straight from the lower end to the
+        point where the tangent through this end touches, and the core itself beyond. It is the chord if that point is
+        right of the interval, and the core everywhere if the lower end is right of 0. Dinkelbach's method finds the
+        tangent, as the secant through the lower end is steepest where it touches: each step takes the secant to the
+        point that has the slope so far.
         """
-        left, right = torch.zeros_like(near), near.clamp(min=0)
+        slope = self._secant(lower, upper)
         for _ in range(SEARCH_STEPS):
-            middle = (left + right) / 2
-            below = self.core_slope(middle) * (middle - far) < self.core(middle) - self.core(far)
-            left, right = torch.where(below, left, middle), torch.where(below, middle, right)
-        beyond = self.core_slope(near) * (near - far) >= self.core(near) - self.core(far)
-        return torch.where(beyond, chord, self.core_slope(right))
+            slope = self._secant(lower, torch.minimum(self.tangent(slope), upper))
+        # Right of 0 the derivative falls: it is below the slope of the tangent if that touches left of the point.
+        flatter = torch.minimum(slope, self.core_slope(at.clamp(min=0)))
+        return torch.where(lower >= 0, self.core_slope(at), flatter)
 
     def offset_range(self, slope: Tensor, lower: Tensor, upper: Tensor) -> Interval:
         """Extreme at the ends or at the points `-t`, `t` where the slope touches.
