@@ -2,7 +2,8 @@
 
 from . import data, exact, losses, zoo
 from .attacks.pgd import Attack, attack
-from .certification.certify import bounds, certify, envelope
+from .certification.bounds import bounds
+from .certification.certify import certify, envelope
 from .certification.envelope import Envelope
 from .certification.radius import largest_radius
 from .errors import PolycertError

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polycert import zoo
-from polycert.certification.certify import bounds
+from polycert.certification.bounds import bounds
 from polycert.errors import PolycertError
 from polycert.models.model_files import load_module
 from polycert.records.run_folder import RunFolder
