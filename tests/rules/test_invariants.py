@@ -355,10 +355,9 @@ def test_a_convolution_net_is_bounded_as_its_dense_twin(case: Case) -> None:
         torch.testing.assert_close(windows.upper.flatten(1), dense.upper, rtol=1e-10, atol=1e-10)
 
 
-def all_unstable(run: Pass, index: int) -> tuple[Interval, Tensor]:
-    """As `_cheap_bounds`, with every entry of a layer marked unstable."""
-    cheap = run.relaxed_interval(index)
-    return cheap, torch.ones_like(cheap.lower, dtype=torch.bool).flatten(1)
+def all_unstable(run: Pass, index: int, given: Interval) -> Tensor:
+    """As `_unstable`, with every entry of a layer marked."""
+    return torch.ones_like(given.lower, dtype=torch.bool).flatten(1)
 
 
 def assert_skipping_changes_nothing(module: nn.Module, x: Tensor, set_: pc.Ball) -> None:
@@ -378,7 +377,7 @@ def assert_one_way_skips_nothing(
         with pytest.MonkeyPatch.context() as change:
             change.setattr("polycert.bounding.chunking.CHUNK", limit)
             if every_row:
-                change.setattr("polycert.bounding.backward._cheap_bounds", all_unstable)
+                change.setattr("polycert.bounding.backward._unstable", all_unstable)
             env = pc.envelope(net, x, None, set_, method=method, rigorous=rigorous)
             total = env.margins().sum() + env.distances(signed=True).sum()
             results.append((env.slope, env.offset, *torch.autograd.grad(total, list(module.parameters()))))
