@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import polycert as pc
-from polycert.certification.certify import verdict_of
-from polycert.certification.radius import STRATEGIES
+from polycert.certification.certify import BatchVerdict, Certifier, verdict_of
+from polycert.certification.radius import STRATEGIES, RadiusSearch
 from polycert.cli import app
 from polycert.models.architectures import build
+from polycert.sets.ball import Region
 
 TOLERANCE = 1e-3
 Problem = tuple[pc.Network, Tensor, Tensor]
@@ -152,3 +154,49 @@ def test_proved_up_to_upper_means_proved(tmp_path: Path) -> None:
             done = CliRunner().invoke(app, ["radius", str(path), "--inputs", str(inputs), *options, "--out", str(out)])
             proved = int((pd.read_csv(out)["radius"] >= 0.1).sum())
             assert re.search(rf"proved up to --upper\s+{proved}\b", done.output)
+
+
+class Believer(Certifier):
+    """A certifier without error terms that calls every ball certified."""
+
+    def decide(self, region: Region, label: Tensor, **options: object) -> tuple[BatchVerdict, Tensor]:
+        verdict, in_double = super().decide(region, label, **options)  # type: ignore[arg-type]
+        return verdict._replace(certified=torch.ones_like(verdict.certified)), in_double
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_radii_are_proved_whatever_the_guesses_say(
+    problem: Problem, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guesses that are all wrong cost evaluations, never a false radius."""
+    honest = search(problem, strategy=strategy)
+    assert bool((honest.proofs[honest.radius > 0] == 1).all())
+    wrong = cached_property(lambda search: Believer(search.certifier.net, "crown", "parallel", rigorous=False))
+    wrong.__set_name__(RadiusSearch, "guesser")
+    monkeypatch.setattr(RadiusSearch, "guesser", wrong)
+    found = search(problem, strategy=strategy)
+    assert bool((found.proofs > 1).any())
+    assert bool((found.failed - found.radius <= TOLERANCE).all())
+    net, x, y = problem
+    assert not bool(pc.attack(net, x, y, pc.Ball(math.inf, found.radius, 0.0, 1.0), steps=20, restarts=1).success.any())
+    torch.testing.assert_close(found.radius, honest.radius, rtol=0, atol=3 * TOLERANCE)
+
+
+class Overflowing(Certifier):
+    """A certifier whose margins overflow."""
+
+    def decide(self, region: Region, label: Tensor, **options: object) -> tuple[BatchVerdict, Tensor]:
+        verdict, in_double = super().decide(region, label, **options)  # type: ignore[arg-type]
+        nothing, none = torch.zeros_like(verdict.radius), torch.zeros_like(verdict.certified)
+        nowhere = torch.full_like(nothing, -torch.inf)
+        return verdict._replace(radius=nothing, certified=none, margin=nowhere, distance=nothing), in_double
+
+
+def test_guesses_that_overflow_leave_the_search_to_proofs(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = search(problem)
+    guesser = cached_property(lambda search: Overflowing(search.certifier.net, "crown", "parallel", rigorous=False))
+    guesser.__set_name__(RadiusSearch, "guesser")
+    monkeypatch.setattr(RadiusSearch, "guesser", guesser)
+    found = search(problem)
+    assert bool((found.proofs[honest.radius > 0] > 1).all())
+    torch.testing.assert_close(found.radius, honest.radius, rtol=0, atol=3 * TOLERANCE)

@@ -16,14 +16,16 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 import polycert as pc
-from polycert.bounding.backward import LOWER
+from polycert.bounding.backward import LOWER, Pass
 from polycert.bounding.methods import error_model, get_method, longest_sum, passes
-from polycert.certification.certify import SECOND_LOOK, verdict_of
+from polycert.certification.certify import SECOND_LOOK, Certifier, verdict_of
 from polycert.certification.envelope import Envelope
 from polycert.exact import Specification
 from polycert.forms import Dense
+from polycert.graph import Graph
 from polycert.rules.affine import MatMul
 from polycert.runtime.execution import full_precision, plain_products
+from polycert.sets.ball import Region
 from polycert.sets.interval import LIBRARY_ULPS, Interval, Rounding
 from polycert.verification.beta_crown import OFF, ON, DualObjective, multipliers, proved_bound
 from polycert.verification.journal import JournalEntry
@@ -170,6 +172,46 @@ def test_a_second_look_is_for_what_rounding_or_overflow_may_have_cost() -> None:
     env = Envelope(torch.zeros(5, 2, 1), offset, torch.zeros(5, 2, dtype=torch.long), region, slack, Rounding(F32, 8))
     assert verdict_of(env).inconclusive.tolist() == [True, False, False, True, False]
     assert not bool(verdict_of(env).certified.any())
+
+
+def shallow() -> tuple[pc.Network, Tensor]:
+    """A network whose margins are small beside what its layers add up, and samples."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        module = nn.Sequential(nn.Linear(300, 600), nn.ReLU(), nn.Linear(600, 4))
+        return pc.capture(module, (300,)), torch.rand(60, 300)
+
+
+def test_partial_radii_lose_next_to_nothing_to_rounding() -> None:
+    net, x = shallow()
+    set_ = pc.Ball(math.inf, 0.01, 0.0, 1.0)
+    fast = pc.certify(net, x, None, set_, rigorous=False)
+    partial = (fast.radius > 0) & ~fast.certified
+    assert int(partial.sum()) > 10
+    once, _ = Certifier(net, "crown", "parallel", rigorous=True).decide(set_.at(x), fast.label)
+    before, after = (
+        1 - (radius / fast.radius)[partial] for radius in (once.radius, pc.certify(net, x, None, set_).radius)
+    )
+    assert float(before.max()) > 0.02  # in float32 alone
+    assert float(after.max()) < 0.01
+    assert float(after.median()) < 0.001
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_bounds_in_float32_are_used_only_for_samples_that_it_holds(held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = shallow()
+    runs: list[Pass] = []
+    made = Certifier.passes
+
+    def noted(self: Certifier, graph: Graph, region: Region) -> list[Pass]:
+        runs.extend(found := made(self, graph, region))
+        return found
+
+    monkeypatch.setattr(Certifier, "passes", noted)
+    pc.certify(net, x.double() if held else x.double() + 1e-12, None, pc.Ball(math.inf, 0.01))
+    assert {run.region.x.dtype for run in runs} == {F32, torch.float64}
+    for run in runs:
+        assert bool(run.given) == (held and run.region.x.dtype == torch.float64)
 
 
 # --- the steps of a backward pass ----------------------------------------------------------------------------------

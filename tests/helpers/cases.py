@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import polycert as pc
 from polycert.bounding.methods import passes
 from polycert.rules import Example
-from polycert.rules.examples import Elementwise, Fn, conv
+from polycert.rules.examples import Fn, FunctionLayer, conv
 from polycert.rules.registry import rules
 from polycert.sets.interval import Interval
 
@@ -52,7 +52,7 @@ def block(skip: nn.Module, stride: int, size: int) -> nn.Module:
 
 COMBINATIONS = [
     Case("activation-last", (4,), lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh())),
-    Case("activation-first", (4,), lambda: nn.Sequential(Elementwise(F.relu), nn.Linear(4, 2))),
+    Case("activation-first", (4,), lambda: nn.Sequential(FunctionLayer(F.relu), nn.Linear(4, 2))),
     Case("conv-stack", (1, 6, 6), lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, stride=2), nn.ReLU(), conv((2, 3, 3), 3, 2))),
     Case("residual-add", (5,), lambda: Fn(lambda m, x: m.c(x + m.b(m.a(x).relu())), nn.Linear(5, 4), nn.Linear(4, 5), nn.Linear(5, 3))),
     Case("residual-sub", (5,), lambda: Fn(lambda m, x: m.c(m.b(m.a(x).tanh()) - x), nn.Linear(5, 4), nn.Linear(4, 5), nn.Linear(5, 3))),

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polycert as pc
-from polycert.rules.examples import Elementwise, Fn, with_statistics
+from polycert.rules.examples import Fn, FunctionLayer, with_statistics
 from tests.helpers.cases import CASES, Case, fresh
 from tests.hunt.numbers import TYPES, tensor
 from tests.hunt.oracle import Oracle
@@ -24,7 +24,7 @@ def chain(sizes: tuple[int, ...], function: Callable[[Tensor], Tensor]) -> nn.Mo
     """Linear layers with an activation between them."""
     layers: list[nn.Module] = []
     for k in range(len(sizes) - 1):
-        layers += [nn.Linear(sizes[k], sizes[k + 1]), Elementwise(function)]
+        layers += [nn.Linear(sizes[k], sizes[k + 1]), FunctionLayer(function)]
     return nn.Sequential(*layers[:-1])
 
 

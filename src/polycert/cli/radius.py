@@ -61,6 +61,7 @@ def radius_command(options: RadiusOptions) -> None:
         "median radius": f"{frame['radius'].median():.5g}",
         "proved up to --upper": str(int((frame["radius"] >= upper).sum())),
         "mean evaluations": f"{frame['evaluations'].mean():.2f}",
+        "mean proofs": f"{frame['proofs'].mean():.2f}",
         "strategy": options.strategy,
         "upper, tolerance": f"{options.upper}, {options.tolerance}",
     }

@@ -40,7 +40,7 @@ class Fn(nn.Module):
         return self.function(self, x)
 
 
-class Elementwise(nn.Module):
+class FunctionLayer(nn.Module):
     """A function without weights as a layer."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -73,7 +73,7 @@ def activated(target: str, *args: Any, name: str = "", slow: bool = False) -> Ex
     """Return a network of two hidden layers whose activation is an op, called by its own name."""
 
     def make() -> nn.Module:
-        return mlp(Elementwise(lambda z: op_named(target)(z, *args)))
+        return mlp(FunctionLayer(lambda z: op_named(target)(z, *args)))
 
     return Example(name or short(target), (5,), make, slow, target)
 

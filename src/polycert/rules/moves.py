@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polycert.rules.affine import Elementwise
-from polycert.rules.examples import Elementwise as Layer
-from polycert.rules.examples import Example, calls, mlp, through
+from polycert.rules.examples import Example, FunctionLayer, calls, mlp, through
 from polycert.rules.indexing import NOTHING, Concat, Permute, Pick, Reshape, broadcast, places_of
 from polycert.rules.op import Decomposition
 from polycert.rules.registry import Call, Value, rule
@@ -33,7 +32,7 @@ from polycert.rules.registry import Call, Value, rule
         calls("aten.unflatten.int", 1, [2, 3], shape=(6,)),
         calls("aten.squeeze.dim", 1, shape=(1, 4)),
         calls("aten.squeeze.dims", [1, 2], shape=(1, 4)),
-        Example("squeeze", (1, 4), lambda: nn.Sequential(nn.Linear(4, 3), Layer(torch.squeeze)), slow=True),
+        Example("squeeze", (1, 4), lambda: nn.Sequential(nn.Linear(4, 3), FunctionLayer(torch.squeeze)), slow=True),
         calls("aten.unsqueeze.default", 1),
         *(calls(f"aten.{name}.default") for name in ("contiguous", "clone", "alias")),
         through("detach", (5,), lambda z: z - z.relu().detach(), slow=True),
