@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
@@ -313,32 +312,42 @@ def _input_slack(run: Pass, form: Form, slack: Tensor | float) -> Tensor | None:
 def pre_activation_by_backward(run: Pass, index: int) -> Interval:
     """Bounds of a node by CROWN: rows of its unstable entries are pulled to the input, a chunk at a time.
 
-    The other entries keep their bounds by `relaxed_interval`, as tighter ones would change nothing. Where lines have
-    two slopes, the unstable entries get the intersection of both.
+    The other entries keep their bounds by `relaxed_interval`, as tighter ones would change nothing.
     """
     node = run.graph.nodes[index]
     if not run.graph.depends_on_activation[index]:  # all samples share the rows
         low, high = _both_sides(run, index, Identity(node.shape, run.like))
         return Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape))
     run.prepare_lines(index)
-    shared = all(lines.shared for lines in run.lines_before(index))
-    with torch.no_grad() if shared else nullcontext():
+    if not all(lines.shared for lines in run.lines_before(index)):
+        return _one_side_at_a_time(run, index, run.relaxed_interval(index))
+    with torch.no_grad():
         cheap = run.relaxed_interval(index)
-    unstable = _unstable(run, index, cheap)
-    found = []
-    for k, chunk in enumerate(chunks(unstable, row_width(run.graph, index))):
-        part = run.part(chunk.sample)
-        if torch.is_grad_enabled() and k >= STORED_CHUNKS:
-            part.prepare_lines(index)
-            found.append(checkpoint(_chunk_bounds, part, index, chunk, use_reentrant=False))
-        else:
-            found.append(_chunk_bounds(part, index, chunk))
-    if not found:
-        return cheap
-    sample, unit, low, high = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
-    lower, upper = (old.flatten(1).index_put((sample, unit), new) for old, new in zip(cheap, (low, high), strict=True))
-    pulled = Interval(lower.reshape(cheap.lower.shape), upper.reshape(cheap.upper.shape))
-    return pulled if shared else pulled.meet(cheap)
+    return _replaced(cheap, *_pulled_rows(run, index, _unstable(run, index, cheap), _both_sides))
+
+
+def _one_side_at_a_time(run: Pass, index: int, cheap: Interval) -> Interval:
+    """Bounds of a node where lines have two slopes, so that each side needs a pull of its own.
+
+    The side nearer to 0 goes first. An entry that it proves to be stable needs no other. Both sides are intersected
+    with the cheap bounds, which may be tighter.
+    """
+    found = cheap
+    positive = (cheap.lower + cheap.upper >= 0).flatten(1)
+    for side, first in ((LOWER, positive), (UPPER, torch.ones_like(positive)), (LOWER, ~positive)):
+        wanted = _unstable(run, index, found) & first
+        sample, unit, end = _pulled_rows(run, index, wanted, _lower_side if side == LOWER else _upper_side)[:3]
+        low, high = (old.flatten(1)[sample, unit] for old in found)
+        found = _replaced(found, sample, unit, *((end, high) if side == LOWER else (low, end))).meet(found)
+    return found
+
+
+def _replaced(given: Interval, sample: Tensor, unit: Tensor, low: Tensor, high: Tensor) -> Interval:
+    """Bounds `[batch, *shape]` with those of some entries replaced."""
+    if sample.numel() == 0:
+        return given
+    lower, upper = (old.flatten(1).index_put((sample, unit), new) for old, new in zip(given, (low, high), strict=True))
+    return Interval(lower.reshape(given.lower.shape), upper.reshape(given.upper.shape))
 
 
 def _unstable(run: Pass, index: int, given: Interval) -> Tensor:
@@ -352,21 +361,55 @@ def _unstable(run: Pass, index: int, given: Interval) -> Tensor:
     return unstable.flatten(1)
 
 
-def _chunk_bounds(run: Pass, index: int, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sample, the entry and both bounds of each wanted row of a chunk; `run` is the pass of its samples."""
+RowBounds = Callable[[Pass, int, Form], tuple[Tensor, ...]]
+
+
+def _pulled_rows(run: Pass, index: int, wanted: Tensor, bounds: RowBounds) -> list[Tensor]:
+    """The sample, the entry and the bounds of each wanted entry of a node, `[rows]` each."""
+    found = []
+    for k, chunk in enumerate(chunks(wanted, row_width(run.graph, index))):
+        part = run.part(chunk.sample)
+        if torch.is_grad_enabled() and k >= STORED_CHUNKS:
+            part.prepare_lines(index)
+            found.append(checkpoint(_chunk_bounds, part, index, chunk, bounds, use_reentrant=False))
+        else:
+            found.append(_chunk_bounds(part, index, chunk, bounds))
+    if not found:
+        nothing = torch.zeros(0, dtype=torch.long, device=wanted.device)
+        return [nothing, nothing, run.like.new_zeros(0), run.like.new_zeros(0)]
+    return list(found[0]) if len(found) == 1 else [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+
+def _chunk_bounds(run: Pass, index: int, chunk: Chunk, bounds: RowBounds) -> tuple[Tensor, ...]:
+    """The sample, the entry and the bounds of each wanted row of a chunk; `run` is the pass of its samples."""
     shape = run.graph.nodes[index].shape
     # `Identity` shares the windows of all points of an image, `Selected` looks each up.
     whole = len(shape) == 3 and chunk.unit.shape[1] > SELECTED_SHARE * math.prod(shape)
     form = Identity(shape, run.like) if whole else Selected(shape, run.like, chunk.unit)
-    low, high = _both_sides(run, index, form)
+    ends = bounds(run, index, form)
     if chunk.wanted is None:  # a single sample
         unit = chunk.unit.squeeze(0)
-        low, high = (end.squeeze(0)[unit] if whole else end.squeeze(0) for end in (low, high))
-        return chunk.sample.expand_as(unit), unit, low, high
+        return (
+            chunk.sample.expand_as(unit),
+            unit,
+            *((end.squeeze(0)[unit] if whole else end.squeeze(0)) for end in ends),
+        )
     sample, place = chunk.wanted.nonzero(as_tuple=True)
     unit = chunk.unit[sample, place]
     row = unit if whole else place
-    return chunk.sample[sample], unit, low[sample, row], high[sample, row]
+    return chunk.sample[sample], unit, *(end[sample, row] for end in ends)
+
+
+def _lower_side(run: Pass, index: int, form: Form) -> tuple[Tensor]:
+    """The lower bounds of rows over a node over the region, `[batch, rows]`."""
+    bound = backward(run, index, form, LOWER)
+    return (at_least(run.region.concretise(bound.form, run.rounding)[0] + bound.offset),)
+
+
+def _upper_side(run: Pass, index: int, form: Form) -> tuple[Tensor]:
+    """The upper bounds of rows over a node over the region, `[batch, rows]`."""
+    bound = backward(run, index, form, UPPER)
+    return (at_most(run.region.concretise(bound.form, run.rounding)[1] + bound.offset),)
 
 
 def _both_sides(run: Pass, index: int, form: Form) -> tuple[Tensor, Tensor]:
