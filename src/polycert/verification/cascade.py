@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polycert.sets.interval import Interval
 from polycert.verification.budget import Budget, OutOfTime
-from polycert.verification.pre_activation import Intervals, relax, tighter
+from polycert.verification.pre_activation import Intervals, relax
 from polycert.verification.question import Candidates, Question
 from polycert.verification.reduced_problem import piecewise_linear
 from polycert.verification.search import Search
@@ -149,11 +149,12 @@ class BoundStage(Stage):
         graph = left.net.double if self.double else left.proving_graph()
         assert graph is not None
         rows = left.rows(graph)
-        found = relax(graph, left.region.to(graph.dtype), rows.form, self.method, self.relaxation, deadline)
+        region = left.region.to(graph.dtype)
+        found = relax(graph, region, rows.form, self.method, self.relaxation, deadline, batch.intervals)
         now = rows.proved(found.rows)
         batch.proved[:, : now.shape[1]] |= now
         batch.proved[:, now.shape[1] :] = True  # clauses that none of these sets has
-        batch.intervals = tighter(batch.intervals, found.intervals) if batch.intervals else found.intervals
+        batch.intervals = found.intervals
         batch.evaluations += 1
         done = batch.proved.all(1).nonzero().flatten().tolist()
         return {k: SearchResult(ROBUST, self.method, proof=RIGOROUS) for k in done}

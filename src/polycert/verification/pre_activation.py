@@ -43,9 +43,23 @@ class RowBounds(NamedTuple):
 
 
 def relax(
-    graph: Graph, region: Region, form: Form, method: str, relaxation: str, deadline: float = math.inf
+    graph: Graph,
+    region: Region,
+    form: Form,
+    method: str,
+    relaxation: str,
+    deadline: float = math.inf,
+    given: Intervals | None = None,
 ) -> RowBounds:
-    """Return what one bound method finds with all rounding covered; `region` is in the graph's type.
+    """Return what one bound method finds with all rounding covered.
+
+    Args:
+        graph: the network.
+        region: the sets, in the graph's type.
+        form: rows over the output.
+        method, relaxation: how they are bounded.
+        deadline: a moment of `time.monotonic()`.
+        given: pre-activation bounds over the same sets, in this type or a shorter one.
 
     Raises:
         OutOfTime: if the bounds of a layer would begin after the deadline.
@@ -53,21 +67,11 @@ def relax(
     rounding = error_model(graph)
     with torch.no_grad(), plain_products(graph.device):
         (run,) = passes(graph, region, method, relaxation, rounding)
-        run.pre_activation = in_time(run.pre_activation, deadline)
+        run.pre_activation, run.given = in_time(run.pre_activation, deadline), given or {}
         bound = get_method(method).final(run, form, LOWER)
         low = at_least(region.concretise(bound.form, rounding, joint=True)[0] + bound.offset)
         found = {graph.nodes[k].inputs[0]: run.interval(graph.nodes[k].inputs[0]) for k in graph.activations}
     return RowBounds(low, found)
-
-
-def tighter(first: Intervals, second: Intervals) -> Intervals:
-    """Return the intersection of two intervals for every node of `first`."""
-    return {k: _meet(first[k], second[k]) for k in first}
-
-
-def _meet(first: Interval, second: Interval) -> Interval:
-    """Return the intersection of two intervals."""
-    return Interval(torch.maximum(first.lower, second.lower), torch.minimum(first.upper, second.upper))
 
 
 def refine(problem: Reduced, budget: Budget) -> Reduced:
