@@ -397,6 +397,19 @@ def test_rows_that_make_no_difference_make_none(scale: float) -> None:
     assert_skipping_changes_nothing(module, x, ball(math.inf, eps=EPS[math.inf] * scale))
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_one_side_at_a_time_loses_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that one bound proves to be stable needs no other: the output's bounds stay as they are."""
+    net, x = pc.capture(fresh(case), case.shape), inputs(case, F64)
+    set_ = ball(math.inf)
+    with torch.no_grad():
+        together = pc.bounds(net, x, set_, method="crown", relaxation="adaptive", rigorous=True)
+        monkeypatch.setattr("polycert.bounding.backward.MANY_COEFFICIENTS", -1)
+        apart = pc.bounds(net, x, set_, method="crown", relaxation="adaptive", rigorous=True)
+    torch.testing.assert_close(apart.lower, together.lower, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(apart.upper, together.upper, rtol=1e-6, atol=1e-8)
+
+
 class Skips(nn.Module):
     """Two residual blocks: the second block's own window fits into the image, its sum with the skip does not."""
 

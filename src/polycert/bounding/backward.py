@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
@@ -26,6 +27,7 @@ from polycert.sets.interval import Interval, Rounding, at_least, at_most
 
 LOWER, UPPER = -1, 1
 SELECTED_SHARE = 1 / 2  # of a layer's units: if more are unstable, the rows of all units cost less
+MANY_COEFFICIENTS = 2**17  # of rows with two slopes: if there are fewer, a third pull costs more than it may save
 STORED_CHUNKS = 8  # whose intermediate values are stored for the gradient; those of later chunks are computed again
 
 
@@ -319,11 +321,20 @@ def pre_activation_by_backward(run: Pass, index: int) -> Interval:
         low, high = _both_sides(run, index, Identity(node.shape, run.like))
         return Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape))
     run.prepare_lines(index)
-    if not all(lines.shared for lines in run.lines_before(index)):
-        return _one_side_at_a_time(run, index, run.relaxed_interval(index))
-    with torch.no_grad():
+    shared = all(lines.shared for lines in run.lines_before(index))
+    with torch.no_grad() if shared else nullcontext():
         cheap = run.relaxed_interval(index)
-    return _replaced(cheap, *_pulled_rows(run, index, _unstable(run, index, cheap), _both_sides))
+    unstable = _unstable(run, index, cheap)
+    if not shared and _one_side_may_do(run, index, unstable):
+        return _one_side_at_a_time(run, index, cheap)
+    found = _replaced(cheap, *_pulled_rows(run, index, unstable, _both_sides))
+    return found if shared else found.meet(cheap)
+
+
+def _one_side_may_do(run: Pass, index: int, unstable: Tensor) -> bool:
+    """Whether entries may become stable by one bound, and whether the rows are so many that this saves time."""
+    pieces = any(reader.pieces is not None for reader in run.graph.readers(index))
+    return pieces and int(unstable.sum()) * row_width(run.graph, index) > MANY_COEFFICIENTS
 
 
 def _one_side_at_a_time(run: Pass, index: int, cheap: Interval) -> Interval:
