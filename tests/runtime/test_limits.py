@@ -191,8 +191,8 @@ def packed_state(path: Path) -> None:
             new.writestr(member.filename, old.read(member))
 
 
-def state(value: torch.Tensor) -> Callable[[Path], object]:
-    return lambda path: torch.save({"w": value}, path)
+def state(value: torch.Tensor, name: str = "w", *, archive: bool = True) -> Callable[[Path], object]:
+    return lambda path: torch.save({name: value}, path, _use_new_zipfile_serialization=archive)
 
 
 def onnx_file(
@@ -282,6 +282,8 @@ REFUSED: dict[str, tuple[str, str, Callable[[Path], object], str]] = {
     "packed state": ("read_weights", "w.pt", packed_state, "packed"),
     "state on meta": ("read_weights", "w.pt", state(torch.ones(2, device="meta")), "numbers"),
     "sparse state": ("read_weights", "w.pt", state(torch.eye(3).to_sparse()), "dense"),
+    "long name in an archive": ("read_weights", "w.pt", state(torch.ones(2), "x" * 50_000), "characters"),
+    "long name in a row": ("read_weights", "w.pt", state(torch.ones(2), "x" * 50_000, archive=False), "characters"),
     "many digits in a name": ("read_property", "p.vnnlib", text(f"(declare-const X_{'0' * 5000} Real)"), "X_"),
     "many digits used": ("read_property", "p.vnnlib", asked(f"(<= Y_{'0' * 5000} 1)"), "not declared"),
     "many digits": ("read_property", "p.vnnlib", asked(f"(<= Y_0 {'9' * 5000})"), "characters"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pickletools
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -27,6 +29,8 @@ from polycert.runtime.execution import checked_device
 from polycert.runtime.limits import read_arrays
 
 Weights = dict[str, Tensor]
+LONGEST_TEXT = 1000  # characters of a name in a pickle
+PICKLES = 5  # in a row at the beginning of a `.pt` file that is no archive
 
 
 class ModelFile(NamedTuple):
@@ -210,6 +214,7 @@ def read_weights(path: Path) -> Weights:
     limits.checked_size(path)
     try:
         _refuse_packed(path)
+        _refuse_long_texts(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except PolycertError:
         raise
@@ -236,6 +241,30 @@ def _refuse_packed(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             if any(member.file_size != member.compress_size for member in archive.infolist()):
                 raise PolycertError(f"{path.name} is packed, which torch.save never does: save it again with torch")
+
+
+def _refuse_long_texts(path: Path) -> None:
+    """Raise `PolycertError` if a pickle in a `.pt` file holds a long text.
+
+    torch puts such texts into its errors, and searches these in quadratic time.
+    """
+    for stream in _pickles(path):
+        for _, held, _ in pickletools.genops(stream):
+            if isinstance(held, (str, bytes)) and len(held) > LONGEST_TEXT:
+                raise PolycertError(f"{path.name} holds a name of more than {LONGEST_TEXT} characters")
+
+
+def _pickles(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a stream at the beginning of every pickle of a `.pt` file: one in an archive, or five in a row."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.namelist():
+                if member.endswith(".pkl"):
+                    yield BytesIO(archive.read(member))
+        return
+    with path.open("rb") as file:
+        for _ in range(PICKLES):
+            yield file
 
 
 def _read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
