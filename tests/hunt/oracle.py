@@ -113,6 +113,29 @@ ELEMENTWISE: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def bent_elu(x: Array, alpha: float = 1.0, scale: float = 1.0, steepness: Any = 1.0) -> Array:
+    """`scale * z` right of 0, `scale * alpha * (exp(steepness * z) - 1)` left of it."""
+
+    def value(z: mpf) -> mpf:
+        left = mpf(alpha) * mpmath.expm1(max(mpf(steepness) * z, -LARGEST))
+        return mpf(scale) * (z if z > 0 else left)
+
+    return elementwise(value)(x)
+
+
+SELU = (1.6732632423543772848, 1.0507009873554804934)
+
+
+def _along(weight: Array, x: Array) -> Array:
+    """A number for each channel of `[batch, channels, ...]`."""
+    return np.asarray(weight).reshape(1, -1, *(1,) * (x.ndim - 2))
+
+
+def _glu(x: Array, axis: int = -1) -> Array:
+    first, second = np.split(x, 2, axis=axis)
+    return np.asarray(first * sigmoid(second))
+
+
 def softmax(values: Array, axis: int) -> Array:
     """Shifted by the largest."""
     powers = ELEMENTWISE["exp"](values - values.max(axis=axis, keepdims=True))
@@ -273,6 +296,9 @@ def _slice(x: Array, axis: int = 0, start: int | None = None, end: int | None = 
 
 def _pad(x: Array, sides: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
     pairs = [(sides[k], sides[k + 1]) for k in range(0, len(sides), 2)][::-1]
+    if mode != "constant":
+        width = [(0, 0)] * (x.ndim - len(pairs)) + pairs
+        return np.pad(x, width, mode={"reflect": "reflect", "circular": "wrap", "replicate": "edge"}[mode])
     return _padded(x, pairs, mpf(value or 0))
 
 
@@ -298,6 +324,32 @@ def _sum(x: Array, axes: Any, keep: bool = False, **_: Any) -> Array:
 
 def _mean(x: Array, axes: Any, keep: bool = False, **_: Any) -> Array:
     return _sum(x, axes, keep) / mpf(math.prod(x.shape[k] for k in axes))
+
+
+def _pixel_shuffle(x: Array, factor: int) -> Array:
+    """Channels become pixels: `[n, c * factor^2, h, w]` to `[n, c, h * factor, w * factor]`."""
+    n, channels, height, width = x.shape
+    parts = x.reshape(n, channels // factor**2, factor, factor, height, width).transpose(0, 1, 4, 2, 5, 3)
+    return parts.reshape(n, channels // factor**2, height * factor, width * factor)
+
+
+def _pixel_unshuffle(x: Array, factor: int) -> Array:
+    n, channels, height, width = x.shape
+    parts = x.reshape(n, channels, height // factor, factor, width // factor, factor).transpose(0, 1, 3, 5, 2, 4)
+    return parts.reshape(n, channels * factor**2, height // factor, width // factor)
+
+
+def _channel_shuffle(x: Array, groups: int) -> Array:
+    n, channels, *rest = x.shape
+    return np.swapaxes(x.reshape(n, groups, channels // groups, *rest), 1, 2).reshape(x.shape)
+
+
+def _nearest(x: Array, sizes: Sequence[int] | None, factors: Sequence[float] | None) -> Array:
+    """Every pixel of the result is the one of x that it lies in."""
+    for k, old in enumerate(x.shape[2:]):
+        size = sizes[k] if sizes is not None else int(old * (factors or [])[k])
+        x = np.take(x, [place * old // size for place in range(size)], axis=2 + k)
+    return x
 
 
 def _plus(sign: int) -> Callable[..., Array]:
@@ -392,6 +444,14 @@ OPS: dict[str, Callable[..., Any]] = {
     **{name: _exactly(name) for name in ELEMENTWISE if name != "gelu_tanh"},
     "gelu": lambda x, approximate="none": ELEMENTWISE["gelu_tanh" if approximate == "tanh" else "gelu"](x),
     "leaky_relu": lambda x, slope=0.01: leaky(slope)(x),
+    "elu": bent_elu,
+    "selu": lambda x: bent_elu(x, SELU[0], SELU[1]),
+    "celu": lambda x, alpha=1.0: bent_elu(x, alpha, 1.0, 1 / mpf(alpha)),
+    "softplus": lambda x, beta=1.0, threshold=20.0: ELEMENTWISE["softplus"](x * mpf(beta)) / mpf(beta),
+    "log_sigmoid": lambda x: -ELEMENTWISE["softplus"](-x),
+    "hardsigmoid": lambda x: clamp(x + 3, 0.0, 6.0) / 6,
+    "prelu": lambda x, weight: np.where(x >= 0, x, x * _along(weight, x)),
+    "glu": _glu,
     "clamp": lambda x, low=None, high=None: clamp(x, low, high),
     "hardtanh": lambda x, low=-1.0, high=1.0: clamp(x, low, high),
     "clamp_min": lambda x, low: clamp(x, low, None),
@@ -451,6 +511,13 @@ OPS: dict[str, Callable[..., Any]] = {
     "constant_pad_nd": lambda x, sides, value=0: _pad(x, sides, value=value),
     "expand": lambda x, sizes: np.broadcast_to(x, [x.shape[k] if n == -1 else n for k, n in enumerate(sizes)]),
     "flip": lambda x, axes: np.flip(x, axes),
+    "roll": lambda x, shifts, axes: np.roll(x, shifts, axes),
+    "movedim": lambda x, source, target: np.moveaxis(x, source, target),
+    "pixel_shuffle": _pixel_shuffle,
+    "pixel_unshuffle": _pixel_unshuffle,
+    "channel_shuffle": _channel_shuffle,
+    "upsample_nearest1d": _nearest,
+    "upsample_nearest2d": _nearest,
     "view": lambda x, sizes: x.reshape(sizes),
     "reshape": lambda x, sizes: x.reshape(sizes),
     "_unsafe_view": lambda x, sizes: x.reshape(sizes),

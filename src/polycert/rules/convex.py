@@ -168,20 +168,6 @@ def _exp(call: Call) -> Exp:
     return Exp(call.out_shape)
 
 
-@rule("aten.softplus.default", family="convex", onnx=("Softplus",))
-def _softplus(call: Call) -> Softplus:
-    if call.get(1, "beta", 1) != 1:
-        raise ValueError("softplus is supported with beta=1 only")
-    return Softplus(call.out_shape)
-
-
-@rule("aten.elu.default", "aten.elu_.default", family="convex", onnx=("Elu",))
-def _elu(call: Call) -> Elu:
-    if any(call.get(k, name, 1) != 1 for k, name in ((1, "alpha"), (2, "scale"), (3, "input_scale"))):
-        raise ValueError("elu is supported with alpha=1 only")
-    return Elu(call.out_shape)
-
-
 @rule(
     family="convex",
     onnx=("Pow",),

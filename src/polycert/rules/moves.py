@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polycert.rules.affine import Elementwise
-from polycert.rules.examples import Example, FunctionLayer, calls, mlp, through
+from polycert.rules.examples import Example, FunctionLayer, calls, mlp, op_named, through
 from polycert.rules.indexing import NOTHING, Concat, Permute, Pick, Reshape, broadcast, places_of
 from polycert.rules.op import Decomposition
 from polycert.rules.registry import Call, Value, rule
@@ -176,14 +176,18 @@ def _split(call: Call) -> Decomposition:
         through("pad", (1, 3, 3), lambda z: F.pad(F.pad(z, (1, 0, 2, 1)).relu(), (0, -1), value=0.3)),
         through("pad-value", (5,), lambda z: F.pad(z, (1, 2), value=0.7).relu()),
         calls("aten.constant_pad_nd.default", [1, -1], 0.3),
+        through("pad-reflect", (1, 3, 4), lambda z: F.pad(z, (2, 1, 1, 0), "reflect").relu(), slow=True),
+        through("pad-circular", (1, 3, 4), lambda z: F.pad(z, (2, 1, 1, 0), "circular").relu(), slow=True),
+        through("pad-replicate", (2, 3), lambda z: F.pad(z, (1, 2), "replicate").relu(), slow=True),
     ),
 )
 def _pad(call: Call) -> Pick | Decomposition:
     shape, sides = call.in_shapes[0], list(call.get(1, "pad"))
     constant = "constant_pad" in call.target
     value = float((call.get(2, "value", 0) if constant else call.get(3, "value")) or 0)
-    if not constant and call.get(2, "mode", "constant") != "constant":
-        raise ValueError("only padding with a constant is supported")
+    mode = "constant" if constant else call.get(2, "mode", "constant")
+    if mode != "constant":
+        return moved(call, lambda places: F.pad(places, sides, mode=mode))
     if len(sides) > 2 * len(shape):
         raise ValueError("the batch axis cannot be padded")
     places = F.pad(places_of(shape, call.like), sides, value=NOTHING)
@@ -215,3 +219,37 @@ def _flip(call: Call) -> Pick:
     if 0 in axes:
         raise ValueError("the batch axis cannot be turned round")
     return Pick.of(places_of(shape, call.like).flip([a - 1 for a in axes]), shape)
+
+
+@rule(
+    "aten.pixel_shuffle.default",
+    "aten.pixel_unshuffle.default",
+    "aten.channel_shuffle.default",
+    "aten.upsample_nearest1d.vec",
+    "aten.upsample_nearest2d.vec",
+    family="moves",
+    examples=(
+        through("pixel-shuffle", (4, 2, 2), lambda z: F.pixel_unshuffle(F.pixel_shuffle(z, 2).relu(), 2)),
+        through("channel-shuffle", (4, 1, 2), lambda z: torch.channel_shuffle(z, 2).relu(), slow=True),
+        through("upsample", (1, 2, 3), lambda z: F.interpolate(z, scale_factor=2).relu(), slow=True),
+        through("upsample-size", (2, 3), lambda z: F.interpolate(z, size=5).relu(), slow=True),
+        calls("aten.roll.default", [1, 2], [1, 2], shape=(2, 3)),
+        calls("aten.movedim.int", 1, 2, shape=(2, 3)),
+    ),
+)
+def _moved(call: Call) -> Pick:
+    rest, named = call.args[1:], {name: call.get(len(call.args), name) for name in call.kwargs}
+    return moved(call, lambda places: op_named(call.target)(places, *rest, **named))
+
+
+def moved(call: Call, move: Callable[[Tensor], Tensor]) -> Pick:
+    """Return the op of a function that only moves entries, found by what it does to their places.
+
+    It is given two samples, whose entries must stay apart.
+    """
+    shape = call.in_shapes[0]
+    places = places_of(shape, call.like).double()
+    first, *others = move(torch.stack([places, places + places.numel()]))
+    if len(others) != 1 or not torch.equal(first + places.numel(), others[0]):
+        raise ValueError("the batch axis must stay first, and the samples apart")
+    return Pick.of(first.long(), shape)

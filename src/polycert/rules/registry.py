@@ -79,7 +79,17 @@ class Value:
 Builder = Callable[[Call], Union[Op, "Decomposition"]]
 AnyBuilder = TypeVar("AnyBuilder", bound=Builder)
 Family = Literal[
-    "affine", "moves", "piecewise linear", "S-shaped", "convex", "bump", "smooth", "maximum", "product", "recurrent"
+    "affine",
+    "moves",
+    "piecewise linear",
+    "S-shaped",
+    "convex",
+    "bump",
+    "smooth",
+    "composed",
+    "maximum",
+    "product",
+    "recurrent",
 ]
 ACTIVATION_FAMILIES: tuple[Family, ...] = ("piecewise linear", "S-shaped", "convex", "bump", "smooth")
 
