@@ -149,7 +149,7 @@ class Pass:
             self.line_offsets(k)
 
     def relaxed(self, form: Form, index: int, side: int) -> tuple[Form, Tensor, Tensor | float]:
-        """The rows over an activation times its lines' slopes, and their products with the offsets, middle and spread."""
+        """The rows over an activation times its lines' slopes, and their products with the offsets: middle, spread."""
         lines = self.lines(index)
         rows, (values, sizes) = self.line_offsets(index).beside(form)
         if lines.shared and rows is form:

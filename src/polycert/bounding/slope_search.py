@@ -80,6 +80,14 @@ def _range(op: Activation, given: Interval, low: Tensor, high: Tensor, slope: Te
     )
 
 
+def _kink(op: Activation, side: int) -> float | None:
+    """The point through which all lines of use on this side go, of a function with one kink; None if there is none."""
+    if op.pieces is None or len(op.pieces.bends) != 1:
+        return None
+    ((at, change),) = op.pieces.bends
+    return at if (change > 0) == (side == LOWER) else None
+
+
 class FreeLine:
     """One line of some units, `[rows, units]`, whose slope climbs inside its range."""
 
@@ -91,6 +99,7 @@ class FreeLine:
         self.offset = offset
         self.range = span.upper - span.lower
         self.moves = bool((self.range > 0).any())
+        self._kink = _kink(op, side)
         self._touching = torch.zeros_like(slope)
         self._mean, self._square = torch.zeros_like(slope), torch.zeros_like(slope)
 
@@ -98,12 +107,10 @@ class FreeLine:
         """Compute the offsets for the slopes as they are, and the points where the lines touch the function."""
         if not self.moves:
             return
-        pieces = self.op.pieces
-        if pieces is not None and len(pieces.ends) == 1:  # every line of use goes through the kink
-            self._touching = torch.full_like(self.slope[:1, :1], pieces.ends[0])
-            self.offset = self.op.forward(self._touching) - self.slope * pieces.ends[0]
-            return
-        if pieces is None:
+        if self._kink is not None:
+            self._touching = torch.full_like(self.slope[:1, :1], self._kink)
+            self.offset = self.op.forward(self._touching) - self.slope * self._kink
+        elif self.op.pieces is None:
             self.offset, self._touching = self._offset_and_touching(self.slope)
         else:
             nudge = NUDGE * self.range
@@ -123,14 +130,15 @@ class FreeLine:
         """The end of the range of `f(z) - slope z` that is this line's offset."""
         return given.lower if self.side == LOWER else given.upper
 
-    def climb(self, coef: Tensor, z: Tensor, rate: float, step: int) -> None:
-        """Take a step of Adam (Kingma & Ba, 2015) in units of the range, and go back to the nearest slope of the range.
+    def gradient(self, coef: Tensor, z: Tensor) -> Tensor:
+        """The derivative by the slopes of `coef` times the line at `z`, if each offset follows its slope."""
+        return coef * (z - self._touching)
 
-        `coef` are the coefficients with which the line raises the bound, and `z` the values at the worst point.
-        """
+    def climb(self, gradient: Tensor, rate: float, step: int) -> None:
+        """Take a step of Adam (Kingma & Ba, 2015) in units of the range, then go back to the nearest slope inside."""
         if not self.moves:
             return
-        gradient = coef * (z - self._touching) * self.range
+        gradient = gradient * self.range
         self._mean.lerp_(gradient, 1 - KEPT)
         self._square.lerp_(gradient * gradient, 1 - KEPT_SQUARES)
         size = (self._square / (1 - KEPT_SQUARES**step)).sqrt_().add_(torch.finfo(gradient.dtype).tiny)
@@ -201,12 +209,19 @@ class FreeLines:
         value = value + self._offset if self.units is None else value.scatter_add_(1, self.units, self._offset)
         return value.view_as(z)
 
-    def climb(self, side: int, rate: float, step: int) -> None:
-        """Move the slopes to where the bound on this side is tighter, by the last values of `relaxed` and `forward`."""
+    def gradients(self, side: int) -> tuple[Tensor, Tensor]:
+        """How much tighter the bound on this side becomes per unit of each lower and of each upper line's slope.
+
+        It holds for the rows and the point that `relaxed` and `forward` were given last.
+        """
         coef = self._coef if side == LOWER else -self._coef
         upper = coef.clamp(max=0)
-        self.lower.climb(coef - upper, self._value, rate, step)
-        self.upper.climb(upper, self._value, rate, step)
+        return self.lower.gradient(coef - upper, self._value), self.upper.gradient(upper, self._value)
+
+    def climb(self, side: int, rate: float, step: int) -> None:
+        """Move the slopes to where the bound on this side is tighter."""
+        for line, gradient in zip((self.lower, self.upper), self.gradients(side), strict=True):
+            line.climb(gradient, rate, step)
 
     def best_slopes(self) -> tuple[Tensor, Tensor]:
         """The best slopes of all lower and of all upper lines, `[rows, *shape]` each."""
