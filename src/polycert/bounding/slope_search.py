@@ -178,8 +178,8 @@ class FreeLines:
         self.upper = line(UPPER, lines.upper_slope, lines.upper_offset, ranges.upper)
         self._given_slopes = lines.lower_slope.flatten(1)[sample], lines.upper_slope.flatten(1)[sample]
         self._slope = self._given_slopes[0]  # of the lines in use, for all units
-        self._offset = self._coef = self._value = self.lower.offset
-        self._use_upper = torch.zeros_like(self._coef, dtype=torch.bool)
+        self._offset = self.lower.offset  # of the lines in use, for the stored units
+        self._coef = self._value = torch.zeros_like(self._offset)  # of the last `relaxed` and `forward`
 
     def _some(self, values: Tensor) -> Tensor:
         """The entries of the stored units, of `[rows, entries]`."""
@@ -193,11 +193,11 @@ class FreeLines:
         """The rows times the slopes of the lines that they use, and their products with the offsets, `[rows, 1]`."""
         coef = form.dense().coef
         self._coef = self._some(coef.flatten(1))
-        self._use_upper = self._coef < 0 if side == LOWER else self._coef > 0
+        use_upper = self._coef < 0 if side == LOWER else self._coef > 0
         for line in (self.lower, self.upper):
             line.place()
-        self._offset = torch.where(self._use_upper, self.upper.offset, self.lower.offset)
-        slope = torch.where(self._use_upper, self.upper.slope, self.lower.slope)
+        self._offset = torch.where(use_upper, self.upper.offset, self.lower.offset)
+        slope = torch.where(use_upper, self.upper.slope, self.lower.slope)
         self._slope = self._all(slope, self._slope)
         return Dense(coef * self._slope.view_as(coef)), (self._coef * self._offset).sum(1, keepdim=True)
 
