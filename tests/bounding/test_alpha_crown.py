@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
-from torch import nn
+from scipy.optimize import linprog, minimize
+from torch import Tensor, nn
 
 import polycert as pc
 from polycert.bounding import alpha_crown
+from polycert.bounding.backward import Pass
+from polycert.bounding.methods import passes
 from tests.helpers.cases import CASES, NAMED, Case, ball, ready
 
 ACTIVATED = [case for case in CASES if ready(case).net.bind().activations]
@@ -26,6 +29,87 @@ def test_never_looser_than_the_start(case: Case, relaxation: str) -> None:
         found = pc.bounds(net, x, ball(math.inf, eps=0.2), method="alpha-crown", relaxation=relaxation)
     assert bool((found.lower >= start.lower - 1e-9).all())
     assert bool((found.upper <= start.upper + 1e-9).all())
+
+
+@pytest.mark.parametrize("rate", [alpha_crown.RATE, 5.0])
+@pytest.mark.parametrize(
+    "name", ["relu", "leaky-1.7", "tanh", "gelu", "block-identity", "conv-stack", "lstm", "max-pool"]
+)
+def test_never_looser_whatever_the_rate(name: str, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And tighter somewhere, with a rate that makes sense."""
+    monkeypatch.setattr(alpha_crown, "STEPS", 10)
+    monkeypatch.setattr(alpha_crown, "RATE", rate)
+    _, net, x, _ = ready(NAMED[name])
+    set_ = ball(math.inf, eps=0.3)
+    with torch.no_grad():
+        start = pc.bounds(net, x, set_, method="crown", relaxation="adaptive")
+        found = pc.bounds(net, x, set_, method="alpha-crown", relaxation="adaptive")
+    assert bool((found.lower >= start.lower - 1e-9).all())
+    assert bool((found.upper <= start.upper + 1e-9).all())
+    if rate < 1:
+        assert bool((found.lower > start.lower + 1e-4).any())
+
+
+@pytest.mark.parametrize("eps", [0.25, 0.4])
+def test_close_to_the_linear_program(eps: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best bound with fixed pre-activation bounds is that of the program over the triangles around all units."""
+    monkeypatch.setattr(alpha_crown, "STEPS", 30)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        layers = [nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 15), nn.ReLU(), nn.Linear(15, 4)]
+        module = nn.Sequential(*layers).double()
+        module[2].weight.data.mul_(3)
+        x = torch.rand(3, 5, dtype=torch.float64)
+    net, set_ = pc.capture(module, (5,)), pc.Ball(math.inf, eps)
+    with torch.no_grad():
+        start = pc.bounds(net, x, set_, method="crown", relaxation="adaptive").lower
+        found = pc.bounds(net, x, set_, method="alpha-crown", relaxation="adaptive").lower
+        run = passes(net.bind(), set_.at(x), "crown", "adaptive")[0]
+        run.prepare(run.graph.output)
+    best = torch.stack([least_outputs(module, run, sample) for sample in range(3)])
+    assert bool((found <= best + 1e-7).all())
+    assert float((best - start).mean()) > 0.01
+    assert float((found - start).mean()) > 0.97 * float((best - start).mean())
+
+
+def least_outputs(module: nn.Sequential, run: Pass, sample: int) -> Tensor:
+    """The least value of each output where `h >= 0`, `h >= z` and h is below the chord; z are affine in h before."""
+    sizes = [module[0].in_features, *(layer.out_features for layer in module[::2])]
+    count = sum(sizes[:-1])
+    box = run.region.box
+    limits = list(zip(box.lower[sample].tolist(), box.upper[sample].tolist(), strict=True))
+    rows, right, begin = [], [], 0
+    for k, layer in enumerate(module[::2]):
+        weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
+        z = np.zeros((len(bias), count))
+        z[:, begin : begin + sizes[k]] = weight
+        begin += sizes[k]
+        if layer is module[-1]:
+            break
+        given = run.interval(run.graph.nodes[run.graph.activations[k]].inputs[0])
+        low, high = (end[sample].numpy() for end in given)
+        steep = np.clip(high, 0, None) / (np.clip(high, 0, None) - np.clip(low, None, 0))
+        height = -steep * np.clip(low, None, 0)
+        h = np.zeros_like(z)
+        h[:, begin : begin + sizes[k + 1]] = np.eye(sizes[k + 1])
+        rows += [z - h, h - steep[:, None] * z]
+        right += [-bias, height + steep * bias]
+        limits += [(0, None)] * sizes[k + 1]
+    limit = {"A_ub": np.concatenate(rows), "b_ub": np.concatenate(right), "bounds": limits}
+    return torch.tensor([linprog(row, **limit).fun + shift for row, shift in zip(z, bias, strict=True)])
+
+
+def test_a_deep_sigmoid_network(shared: Path) -> None:
+    net = pc.load(shared / "vnn" / "eran_2021" / "onnx" / "ffnnSIGMOID__Point_6x200.onnx")
+    sample = pc.data.load("mnist-sample")
+    x, y = sample.x[:3].reshape(3, *net.input_shape), sample.y[:3]
+    set_ = pc.Ball(math.inf, 0.012, 0.0, 1.0)
+    margins = [
+        pc.certify(net, x, y, set_, method=method, relaxation="adaptive", rigorous=False).margin
+        for method in ("crown", "alpha-crown")
+    ]
+    assert bool((margins[1] >= margins[0] - 1e-4).all())
+    assert float((margins[1] - margins[0]).mean()) > 0.1
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from polycert.bounding.chunking import Chunk, chunks, row_width
-from polycert.bounding.relaxations import LineOffsets, Relaxation
+from polycert.bounding.relaxations import LineOffsets, Relaxation, lines_of
 from polycert.forms import Form, Identity, Selected
 from polycert.graph import Graph, Node
 from polycert.rules import Linear, Lines
@@ -93,6 +93,12 @@ class Pass:
             self._lines[index] = self.relaxation(self.graph.activation(index), source, self.rounding)
         return self._lines[index]
 
+    def use_slopes(self, slopes: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+        """Use lines with these slopes, `[batch, *shape]` of the lower and of the upper one, for some activations."""
+        for index, (low, high) in slopes.items():
+            source = self.interval(self.graph.nodes[index].inputs[0])
+            self._lines[index] = lines_of(self.graph.activation(index), low, high, source, self.rounding)
+
     def line_offsets(self, index: int) -> LineOffsets:
         """The offsets of an activation's lines, computed once."""
         if index not in self._line_offsets:
@@ -143,6 +149,14 @@ class Pass:
         """Compute what rows over a node need, with gradients, before chunks of them are computed, perhaps twice."""
         for k in self.graph.layout.activations_before(index):
             self.line_offsets(k)
+
+    def relaxed(self, form: Form, index: int, side: int) -> tuple[Form, Tensor, Tensor | float]:
+        """The rows over an activation times its lines' slopes, and their products with the offsets: middle, spread."""
+        lines = self.lines(index)
+        rows, (values, sizes) = self.line_offsets(index).beside(form)
+        if lines.shared and rows is form:
+            return form.relaxed(lines.lower_slope, values, sizes)
+        return _scaled(form, lines, side), *rows.dots(values, sizes)
 
     def adjusted(self, start: int, form: Form, pulled: Pulled) -> Pulled:
         """The pulled rows over node `start` with the spread that the method gives them; CROWN's is their own."""
@@ -196,15 +210,10 @@ class Sums:
 
     def add_activation(self, form: Form, index: int, side: int) -> Form:
         """Add the offsets of an activation's lines under these rows; returns the rows times the lines' slopes."""
-        lines = self.run.lines(index)
-        rows, (values, sizes) = self.run.line_offsets(index).beside(form)
-        if lines.shared and rows is form:
-            scaled, middle, spread = form.relaxed(lines.lower_slope, values, sizes)
-        else:
-            scaled, (middle, spread) = _scaled(form, lines, side), rows.dots(values, sizes)
+        scaled, middle, spread = self.run.relaxed(form, index, side)
         self.middle, self.spread = self.middle + middle, self.spread + spread
         if self.run.rounding is not None:
-            self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, lines, form))
+            self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, form))
         return scaled
 
 
@@ -257,9 +266,10 @@ def _scaled(form: Form, lines: Lines, side: int) -> Form:
     return form.split_scale(lines.upper_slope, lines.lower_slope)
 
 
-def _activation_error(run: Pass, index: int, lines: Lines, form: Form) -> Tensor:
+def _activation_error(run: Pass, index: int, form: Form) -> Tensor:
     """The rounding error per |coefficient|: of a product with the slope, a sum with the offsets, and the lines."""
     assert run.rounding is not None
+    lines = run.lines(index)
     slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
     offset = torch.maximum(lines.lower_offset.abs(), lines.upper_offset.abs())
     error = run.rounding.gamma(1) * slope * run.size(run.graph.nodes[index].inputs[0])

@@ -112,7 +112,7 @@ def final_coefficients(graph: Graph) -> int:
 
 
 def alpha_coefficients(graph: Graph) -> int:
-    """The same for alpha-CROWN, where each row has its own slopes, and gradients are stored."""
+    """The same for alpha-CROWN, where each row has its own intervals, slopes and values."""
     return 2 * FINAL_CHUNKS * final_coefficients(graph)
 
 

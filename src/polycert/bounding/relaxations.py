@@ -81,7 +81,7 @@ class LineOffsets(NamedTuple):
     def of(lines: Lines) -> LineOffsets:
         """The offsets of these lines; computed once for all rows that pass the activation."""
         whole = CentredOffsets(lines.middle, lines.half_gap)
-        units = _nonzero_units(((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1))
+        units = few_units(((lines.lower_offset != 0) | (lines.upper_offset != 0)).flatten(1))
         if units is None:
             return LineOffsets(whole, None, None)
         return LineOffsets(whole, units, CentredOffsets(*(part.flatten(1).gather(1, units) for part in whole)))
@@ -92,7 +92,7 @@ class LineOffsets(NamedTuple):
         return (form, self.all) if picked is None or self.nonzero is None else (picked, self.nonzero)
 
 
-def _nonzero_units(nonzero: Tensor) -> Tensor | None:
+def few_units(nonzero: Tensor) -> Tensor | None:
     """The marked units of each sample, filled up with others to the same number, `[batch, count]`; None if many."""
     most = SPARSE_SHARE * nonzero.shape[1]
     if nonzero.shape[0] == 1:
