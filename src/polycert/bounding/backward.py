@@ -8,7 +8,7 @@ computed coefficients then count as exact numbers, so errors add up and do not c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
@@ -208,8 +208,10 @@ class Sums:
         return scaled
 
 
-def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, keep: bool = False) -> Pulled:
-    """Pull rows over node `start` back to the input or, with `through=False`, to the nearest activations.
+def pull(
+    run: Pass, start: int, form: Form, side: int, *, stop: Container[int] = frozenset(), keep: bool = False
+) -> Pulled:
+    """Pull rows over node `start` back to the input, or to the nearest of the nodes in `stop`.
 
     `side` is the wanted bound, `LOWER` or `UPPER`, which matters where the lines of an activation have two slopes. With
     one slope both bounds have the same coefficients, and `middle -+ spread` gives both. `keep` stores the rows over
@@ -231,7 +233,7 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
         if index not in waiting:
             continue
         here, node = waiting.pop(index), run.graph.nodes[index]
-        if node.op is None or (index in curved and not through):
+        if node.op is None or index in stop:
             forms[index] = here
         elif index in curved:
             scaled = sums.add_activation(here, index, side)
@@ -243,6 +245,8 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
             op = cast(Linear, node.op)
             sums.add_linear(here, node, op)
             for source, pulled in zip(node.inputs, op.pull(here), strict=True):
+                if pulled is None:
+                    continue
                 sums.add_underflow(source, op.backward_terms)
                 send(source, pulled)
     return Pulled(forms, sums.middle, sums.spread, sums.slack, passed)

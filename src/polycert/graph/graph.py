@@ -15,6 +15,7 @@ from polycert.errors import PolycertError
 from polycert.forms import Shape
 from polycert.rules import Activation, Linear, Op
 from polycert.rules.affine import Elementwise
+from polycert.rules.maximum import Extremum
 from polycert.rules.op import Decomposition
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Topology:
         self._ancestors: dict[int, tuple[int, ...]] = {}
         self.activations = tuple(k for k, node in enumerate(nodes) if isinstance(node.op, Activation))
         self.curved = frozenset(self.activations)
+        extrema = frozenset(k for k, node in enumerate(nodes) if isinstance(node.op, Extremum))
+        self.fusion_ends = self.curved | extrema  # where rows are no longer fused: an interval is as good or better
         self.widths: dict[int, int] = {}  # widths of the rows over a node, which `chunking.row_width` stores here
         self.readers: dict[int, tuple[int, ...]] = {}  # the activations applied to a node
         for k in self.activations:

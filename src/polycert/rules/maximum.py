@@ -1,24 +1,73 @@
-"""Maxima as ReLUs: `max(a, b) = b + relu(a - b)`. So every method knows them, and branch and bound splits them."""
+"""Maxima as ReLUs: `max(a, b) = b + relu(a - b)`. So every method knows them, and branch and bound splits them.
+
+The sum of the intervals of `b` and `relu(a - b)` would be far too wide, because both depend on `b`. So the last op of
+a maximum also reads `a`, and its interval is `[max of the lower ends, max of the upper ends]`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from polycert.forms import Shape
+from polycert.forms import Form, Shape
 from polycert.rules.affine import Add, Elementwise
 from polycert.rules.examples import activated, through
-from polycert.rules.op import Decomposition
+from polycert.rules.op import Decomposition, OnnxFile
 from polycert.rules.piecewise_linear import Relu
 from polycert.rules.registry import Call, Value, constant_rows, rule
+from polycert.sets.interval import Interval, Rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Extremum(Add):
+    """The larger or the smaller of two nodes, `one + rise` or `one - rise`; its inputs are `one`, `rise` and `other`.
+
+    `rise` is `relu(other - one)` for the larger and `relu(one - other)` for the smaller. The coefficient of `other` is
+    0: it is read for its bounds alone.
+    """
+
+    def interval(self, *inputs: Interval, rounding: Rounding | None = None) -> Interval:
+        """Return the larger or the smaller ends of both nodes, which is exact and rounds nothing.
+
+        Where backward bounds of the rise are known, the interval of the sum may be tighter, so it counts as well.
+        """
+        one, rise, other = inputs
+        choose = torch.maximum if self.signs[1] > 0 else torch.minimum
+        ends = Interval(choose(one.lower, other.lower), choose(one.upper, other.upper))
+        return ends.meet(super().interval(one, rise, rounding=rounding))
+
+    def magnitude(self, *inputs: Tensor) -> Tensor:
+        """Return the larger size of both nodes: the value is one of theirs."""
+        return torch.maximum(inputs[0], inputs[2])
+
+    def pull(self, form: Form) -> Sequence[Form | None]:
+        """Return the forms over the two terms of the sum, and none over the other node."""
+        return [*super().pull(form), None]
+
+    def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
+        """Write the sum or the difference."""
+        return super().write(file, inputs[:2])
 
 
 def larger(decomposition: Decomposition, first: int, second: int) -> int:
     """Append the larger of two nodes of one shape. Return its place."""
-    shape = decomposition.shapes[first]
-    gap = decomposition.add(Add(shape, (1, -1)), first, second)
+    return _extremum(decomposition, second, first, 1)
+
+
+def smaller(decomposition: Decomposition, first: int, second: int) -> int:
+    """Append the smaller of two nodes of one shape. Return its place."""
+    return _extremum(decomposition, second, first, -1)
+
+
+def _extremum(decomposition: Decomposition, one: int, other: int, sign: int) -> int:
+    """Append `one + relu(other - one)` for the sign 1, `one - relu(one - other)` for -1. Return its place."""
+    shape = decomposition.shapes[one]
+    gap = decomposition.add(Add(shape, (1, -1)), *((other, one) if sign > 0 else (one, other)))
     rise = decomposition.add(Relu(shape), gap)
-    return decomposition.add(Add(shape, (1, 1)), second, rise)
+    return decomposition.add(Extremum(shape, (1, sign)), one, rise, other)
 
 
 def largest(decomposition: Decomposition, nodes: list[int]) -> int:
@@ -76,9 +125,7 @@ def _maximum(call: Call) -> Decomposition:
     if "maximum" in call.target:
         larger(decomposition, 0, 1)
     else:
-        _negated(
-            decomposition, larger(decomposition, *(_negated(decomposition, k, call.like) for k in (0, 1))), call.like
-        )
+        smaller(decomposition, 0, 1)
     return decomposition
 
 
