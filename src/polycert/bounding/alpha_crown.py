@@ -8,6 +8,7 @@ their interval keep their slope.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from polycert.bounding.backward import LOWER, Bound, Pass, backward
 from polycert.bounding.relaxations import LineOffsets, lines_of
 from polycert.forms import Dense, Form
 from polycert.rules import Activation, Lines
+from polycert.rules.maximum import Plane
 from polycert.sets.interval import Interval
 
 STEPS = 20
@@ -37,12 +39,17 @@ class AlphaPass(Pass):
     """A pass whose lines have the given slopes."""
 
     slopes: dict[int, AlphaSlopes] = field(default_factory=dict)
+    planes: Mapping[int, Plane | None] = field(default_factory=dict)
 
     def lines(self, index: int) -> Lines:
         """The lines with these slopes and the offsets that make them sound."""
         node = self.graph.nodes[index]
         assert isinstance(node.op, Activation)
         return lines_of(node.op, *self.slopes[index], self.interval(node.inputs[0]), self.rounding)
+
+    def plane(self, index: int) -> Plane | None:
+        """The plane of the relaxation from which the slopes start."""
+        return self.planes[index]
 
     def line_offsets(self, index: int) -> LineOffsets:
         """The offsets of the lines, computed anew each time as the slopes change."""
@@ -75,13 +82,27 @@ def _one_row_per_sample(run: Pass, sample: Tensor) -> AlphaPass:
         lines = run.lines(index)
         slopes[index] = AlphaSlopes(lines.lower_slope.detach()[sample], lines.upper_slope.detach()[sample])
     region = run.region[sample]
-    return AlphaPass(run.graph, region, run.relaxation, run.pre_activation, run.rounding, intervals, slopes=slopes)
+    return AlphaPass(
+        run.graph,
+        region,
+        run.relaxation,
+        run.pre_activation,
+        run.rounding,
+        intervals,
+        slopes=slopes,
+        planes={k: _of(run.plane(k), sample) for k in run.graph.layout.extrema},
+    )
+
+
+def _of(plane: Plane | None, sample: Tensor) -> Plane | None:
+    """The plane of some samples, if there is one."""
+    return None if plane is None else plane.part(sample)
 
 
 def _optimise(run: AlphaPass, form: Dense, side: int) -> dict[int, AlphaSlopes]:
     """The best slopes found for each sample, by Adam on `slope + range * alpha` with alpha starting at 0."""
     fixed = {k: Interval(v.lower.detach(), v.upper.detach()) for k, v in run.intervals.items()}
-    trial = AlphaPass(run.graph, run.region, run.relaxation, run.pre_activation, None, fixed)
+    trial = AlphaPass(run.graph, run.region, run.relaxation, run.pre_activation, None, fixed, planes=run.planes)
     ranges = {k: _slope_ranges(run, k) for k in run.slopes}
     if not any(bool((part > 0).any()) for pair in ranges.values() for part in pair):
         return run.slopes

@@ -22,6 +22,7 @@ from polycert.bounding.relaxations import LineOffsets, Relaxation
 from polycert.forms import Form, Identity, Selected
 from polycert.graph import Graph, Node
 from polycert.rules import Linear, Lines
+from polycert.rules.maximum import Extremum, Plane
 from polycert.sets.ball import Region
 from polycert.sets.interval import Interval, Rounding, at_least, at_most
 
@@ -62,6 +63,7 @@ class Pass:
     given: Mapping[int, Interval] = field(default_factory=dict)  # bounds over this region or a larger one, found before
     _lines: dict[int, Lines] = field(default_factory=dict)
     _line_offsets: dict[int, LineOffsets] = field(default_factory=dict)
+    _planes: dict[int, Plane | None] = field(default_factory=dict)
     _relaxed_intervals: dict[int, Interval] = field(default_factory=dict)
     _sizes: dict[int, Tensor] = field(default_factory=dict)
 
@@ -99,11 +101,29 @@ class Pass:
             self._line_offsets[index] = LineOffsets.of(self.lines(index))
         return self._line_offsets[index]
 
+    def plane(self, index: int) -> Plane | None:
+        """The bound of a maximum or minimum that is used beside the sum, or None where that is better everywhere.
+
+        There is none where lines share a slope: one pull then gives both sides, and the sum has one slope for both.
+        """
+        if index not in self._planes:
+            self._planes[index] = self._find_plane(index)
+        return self._planes[index]
+
+    def _find_plane(self, index: int) -> Plane | None:
+        one, rise, other = self.graph.nodes[index].inputs
+        lines = self.lines(rise)
+        if lines.shared:
+            return None
+        op = cast(Extremum, self.graph.nodes[index].op)
+        plane = op.plane(self.relaxed_interval(one), self.relaxed_interval(other), lines, self.rounding)
+        return plane if bool(plane.is_line.any()) else None
+
     def relaxed_interval(self, index: int) -> Interval:
         """Bounds of a node by interval arithmetic in which an activation takes any value between its lines.
 
-        Cheap. With one slope it is never tighter than the backward bounds of the node over the same region. With two
-        slopes it may be, and the activation's own range counts as well.
+        Cheap. With one slope and without maxima it is never tighter than the backward bounds of the node over the same
+        region. Otherwise it may be. With two slopes the activation's own range counts as well.
         """
         if index not in self._relaxed_intervals:
             found = self.intervals.get(index) or self._find_relaxed_interval(self.graph.nodes[index], index).known
@@ -131,6 +151,7 @@ class Pass:
             given={k: v.of(samples) for k, v in self.given.items()},
             _lines={k: lines.part(samples) for k, lines in self._lines.items()},
             _line_offsets={},
+            _planes={k: None if plane is None else plane.part(samples) for k, plane in self._planes.items()},
             _relaxed_intervals={},
             _sizes={k: v if len(v) == 1 else v[samples] for k, v in self._sizes.items()},
         )
@@ -143,6 +164,8 @@ class Pass:
         """Compute what rows over a node need, with gradients, before chunks of them are computed, perhaps twice."""
         for k in self.graph.layout.activations_before(index):
             self.line_offsets(k)
+        for k in self.graph.layout.extrema_before(index):
+            self.plane(k)
 
     def adjusted(self, start: int, form: Form, pulled: Pulled) -> Pulled:
         """The pulled rows over node `start` with the spread that the method gives them; CROWN's is their own."""
@@ -207,6 +230,22 @@ class Sums:
             self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, lines, form))
         return scaled
 
+    def add_extremum(self, form: Form, index: int, plane: Plane, side: int) -> list[Form]:
+        """Add the offset of a plane under these rows; returns the rows over the inputs of the maximum or minimum.
+
+        Coefficients of one sign take the plane, and those of the other sign the sum itself, which has no offset.
+        """
+        node = self.run.graph.nodes[index]
+        sign = cast(Extremum, node.op).signs[1]
+        middle, spread = form.dots(plane.offset / 2, sign * plane.offset / 2)
+        self.middle, self.spread = self.middle + middle, self.spread + spread
+        if self.run.rounding is not None:
+            self.slack = self.slack + form.abs_dot(_plane_error(self.run, node, plane, form))
+        ones = torch.ones_like(plane.one)
+        exact = (ones, sign * ones, torch.zeros_like(ones))
+        positive, negative = (plane[:3], exact) if side == sign * UPPER else (exact, plane[:3])
+        return [form.split_scale(*factors) for factors in zip(positive, negative, strict=True)]
+
 
 def pull(
     run: Pass, start: int, form: Form, side: int, *, stop: Container[int] = frozenset(), keep: bool = False
@@ -228,7 +267,7 @@ def pull(
             sums.add_merge(pulled, source)
         waiting[source] = pulled
 
-    curved = run.graph.layout.curved
+    curved, extrema = run.graph.layout.curved, run.graph.layout.extrema
     for index in run.graph.ancestors(start):
         if index not in waiting:
             continue
@@ -241,14 +280,17 @@ def pull(
                 passed[index] = here
             sums.add_underflow(node.inputs[0], 1)
             send(node.inputs[0], scaled)
+        elif index in extrema and (plane := run.plane(index)) is not None:
+            for source, pulled in zip(node.inputs, sums.add_extremum(here, index, plane, side), strict=True):
+                sums.add_underflow(source, 1)
+                send(source, pulled)
         else:
             op = cast(Linear, node.op)
             sums.add_linear(here, node, op)
-            for source, pulled in zip(node.inputs, op.pull(here), strict=True):
-                if pulled is None:
-                    continue
-                sums.add_underflow(source, op.backward_terms)
-                send(source, pulled)
+            for source, through in zip(node.inputs, op.pull(here), strict=True):
+                if through is not None:
+                    sums.add_underflow(source, op.backward_terms)
+                    send(source, through)
     return Pulled(forms, sums.middle, sums.spread, sums.slack, passed)
 
 
@@ -270,6 +312,15 @@ def _activation_error(run: Pass, index: int, lines: Lines, form: Form) -> Tensor
     if lines.error is not None:
         error = error + lines.error
     return error + 2 * run.rounding.gamma(form.length) * offset + run.rounding.tiny
+
+
+def _plane_error(run: Pass, node: Node, plane: Plane, form: Form) -> Tensor:
+    """The rounding error per |coefficient| where the plane is a line: as for an activation with this line."""
+    assert run.rounding is not None
+    assert plane.error is not None
+    sizes = plane.one * run.size(node.inputs[0]) + plane.other * run.size(node.inputs[2])
+    error = run.rounding.gamma(1) * sizes + 2 * run.rounding.gamma(form.length) * plane.offset.abs() + plane.error
+    return torch.where(plane.is_line, error + run.rounding.tiny, 0.0)
 
 
 def _linear_slack(run: Pass, node: Node, op: Linear, form: Form) -> Tensor | float:
@@ -326,13 +377,14 @@ def pre_activation_by_backward(run: Pass, index: int) -> Interval:
         return Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape))
     run.prepare_lines(index)
     shared = all(lines.shared for lines in run.lines_before(index))
-    with torch.no_grad() if shared else nullcontext():
+    counts = not shared or bool(run.graph.layout.extrema)  # the cheap bounds may then be tighter than backward ones
+    with nullcontext() if counts else torch.no_grad():
         cheap = run.relaxed_interval(index)
     unstable = _unstable(run, index, cheap)
     if not shared and _one_side_may_do(run, index, unstable):
         return _one_side_at_a_time(run, index, cheap)
     found = _replaced(cheap, *_pulled_rows(run, index, unstable, _both_sides))
-    return found if shared else found.meet(cheap)
+    return found.meet(cheap) if counts else found
 
 
 def _one_side_may_do(run: Pass, index: int, unstable: Tensor) -> bool:

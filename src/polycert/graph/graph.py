@@ -45,8 +45,10 @@ class Topology:
         self._ancestors: dict[int, tuple[int, ...]] = {}
         self.activations = tuple(k for k, node in enumerate(nodes) if isinstance(node.op, Activation))
         self.curved = frozenset(self.activations)
-        extrema = frozenset(k for k, node in enumerate(nodes) if isinstance(node.op, Extremum))
-        self.fusion_ends = self.curved | extrema  # where rows are no longer fused: an interval is as good or better
+        self.extrema = frozenset(k for k, node in enumerate(nodes) if isinstance(node.op, Extremum))
+        self.fusion_ends = (
+            self.curved | self.extrema
+        )  # where rows are no longer fused: an interval is as good or better
         self.widths: dict[int, int] = {}  # widths of the rows over a node, which `chunking.row_width` stores here
         self.readers: dict[int, tuple[int, ...]] = {}  # the activations applied to a node
         for k in self.activations:
@@ -66,6 +68,10 @@ class Topology:
                     needed.update(self._inputs[index])
             self._ancestors[target] = tuple(sorted(needed, reverse=True))
         return self._ancestors[target]
+
+    def extrema_before(self, target: int) -> tuple[int, ...]:
+        """Return the maxima and minima of two nodes that `target` depends on, in order."""
+        return tuple(k for k in reversed(self.ancestors(target)) if k in self.extrema) if self.extrema else ()
 
     def activations_before(self, target: int) -> tuple[int, ...]:
         """Return the activations that `target` depends on, in order."""
