@@ -19,7 +19,7 @@ from polycert.bounding.backward import LOWER, Bound, Pass, backward
 from polycert.bounding.relaxations import LineOffsets, lines_of
 from polycert.forms import Dense, Form
 from polycert.rules import Activation, Lines
-from polycert.rules.maximum import Plane
+from polycert.rules.maximum import Planes
 from polycert.sets.interval import Interval
 
 STEPS = 20
@@ -39,7 +39,7 @@ class AlphaPass(Pass):
     """A pass whose lines have the given slopes."""
 
     slopes: dict[int, AlphaSlopes] = field(default_factory=dict)
-    planes: Mapping[int, Plane | None] = field(default_factory=dict)
+    first_planes: Mapping[int, Planes] = field(default_factory=dict)
 
     def lines(self, index: int) -> Lines:
         """The lines with these slopes and the offsets that make them sound."""
@@ -47,9 +47,12 @@ class AlphaPass(Pass):
         assert isinstance(node.op, Activation)
         return lines_of(node.op, *self.slopes[index], self.interval(node.inputs[0]), self.rounding)
 
-    def plane(self, index: int) -> Plane | None:
-        """The plane of the relaxation from which the slopes start."""
-        return self.planes[index]
+    def planes(self, index: int) -> Planes | None:
+        """The planes of the relaxation from which the slopes start, with the lower lines of the rise as they are."""
+        if index not in self.first_planes:
+            return None
+        node = self.graph.nodes[index]
+        return self.graph.extremum(index).renewed(self.first_planes[index], self.lines(node.inputs[1]))
 
     def line_offsets(self, index: int) -> LineOffsets:
         """The offsets of the lines, computed anew each time as the slopes change."""
@@ -90,19 +93,16 @@ def _one_row_per_sample(run: Pass, sample: Tensor) -> AlphaPass:
         run.rounding,
         intervals,
         slopes=slopes,
-        planes={k: _of(run.plane(k), sample) for k in run.graph.layout.extrema},
+        first_planes={k: pair.part(sample) for k in run.graph.layout.extrema if (pair := run.planes(k)) is not None},
     )
-
-
-def _of(plane: Plane | None, sample: Tensor) -> Plane | None:
-    """The plane of some samples, if there is one."""
-    return None if plane is None else plane.part(sample)
 
 
 def _optimise(run: AlphaPass, form: Dense, side: int) -> dict[int, AlphaSlopes]:
     """The best slopes found for each sample, by Adam on `slope + range * alpha` with alpha starting at 0."""
     fixed = {k: Interval(v.lower.detach(), v.upper.detach()) for k, v in run.intervals.items()}
-    trial = AlphaPass(run.graph, run.region, run.relaxation, run.pre_activation, None, fixed, planes=run.planes)
+    trial = AlphaPass(
+        run.graph, run.region, run.relaxation, run.pre_activation, None, fixed, first_planes=run.first_planes
+    )
     ranges = {k: _slope_ranges(run, k) for k in run.slopes}
     if not any(bool((part > 0).any()) for pair in ranges.values() for part in pair):
         return run.slopes

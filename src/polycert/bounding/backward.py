@@ -22,7 +22,7 @@ from polycert.bounding.relaxations import LineOffsets, Relaxation
 from polycert.forms import Form, Identity, Selected
 from polycert.graph import Graph, Node
 from polycert.rules import Linear, Lines
-from polycert.rules.maximum import Extremum, Plane
+from polycert.rules.maximum import Planes
 from polycert.sets.ball import Region
 from polycert.sets.interval import Interval, Rounding, at_least, at_most
 
@@ -63,7 +63,7 @@ class Pass:
     given: Mapping[int, Interval] = field(default_factory=dict)  # bounds over this region or a larger one, found before
     _lines: dict[int, Lines] = field(default_factory=dict)
     _line_offsets: dict[int, LineOffsets] = field(default_factory=dict)
-    _planes: dict[int, Plane | None] = field(default_factory=dict)
+    _planes: dict[int, Planes | None] = field(default_factory=dict)
     _relaxed_intervals: dict[int, Interval] = field(default_factory=dict)
     _sizes: dict[int, Tensor] = field(default_factory=dict)
 
@@ -101,23 +101,22 @@ class Pass:
             self._line_offsets[index] = LineOffsets.of(self.lines(index))
         return self._line_offsets[index]
 
-    def plane(self, index: int) -> Plane | None:
-        """The bound of a maximum or minimum that is used beside the sum, or None where that is better everywhere.
+    def planes(self, index: int) -> Planes | None:
+        """The planes that enclose a maximum or minimum, or None where the lines of its rise share a slope.
 
-        There is none where lines share a slope: one pull then gives both sides, and the sum has one slope for both.
+        Then one pull gives both sides, for which the sum has the same coefficients.
         """
         if index not in self._planes:
-            self._planes[index] = self._find_plane(index)
+            self._planes[index] = self._find_planes(index)
         return self._planes[index]
 
-    def _find_plane(self, index: int) -> Plane | None:
+    def _find_planes(self, index: int) -> Planes | None:
         one, rise, other = self.graph.nodes[index].inputs
         lines = self.lines(rise)
         if lines.shared:
             return None
-        op = cast(Extremum, self.graph.nodes[index].op)
-        plane = op.plane(self.relaxed_interval(one), self.relaxed_interval(other), lines, self.rounding)
-        return plane if bool(plane.is_line.any()) else None
+        op = self.graph.extremum(index)
+        return op.planes(self.relaxed_interval(one), self.relaxed_interval(other), lines, self.rounding)
 
     def relaxed_interval(self, index: int) -> Interval:
         """Bounds of a node by interval arithmetic in which an activation takes any value between its lines.
@@ -151,7 +150,7 @@ class Pass:
             given={k: v.of(samples) for k, v in self.given.items()},
             _lines={k: lines.part(samples) for k, lines in self._lines.items()},
             _line_offsets={},
-            _planes={k: None if plane is None else plane.part(samples) for k, plane in self._planes.items()},
+            _planes={k: None if pair is None else pair.part(samples) for k, pair in self._planes.items()},
             _relaxed_intervals={},
             _sizes={k: v if len(v) == 1 else v[samples] for k, v in self._sizes.items()},
         )
@@ -165,7 +164,7 @@ class Pass:
         for k in self.graph.layout.activations_before(index):
             self.line_offsets(k)
         for k in self.graph.layout.extrema_before(index):
-            self.plane(k)
+            self.planes(k)
 
     def adjusted(self, start: int, form: Form, pulled: Pulled) -> Pulled:
         """The pulled rows over node `start` with the spread that the method gives them; CROWN's is their own."""
@@ -230,21 +229,15 @@ class Sums:
             self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, lines, form))
         return scaled
 
-    def add_extremum(self, form: Form, index: int, plane: Plane, side: int) -> list[Form]:
-        """Add the offset of a plane under these rows; returns the rows over the inputs of the maximum or minimum.
-
-        Coefficients of one sign take the plane, and those of the other sign the sum itself, which has no offset.
-        """
-        node = self.run.graph.nodes[index]
-        sign = cast(Extremum, node.op).signs[1]
-        middle, spread = form.dots(plane.offset / 2, sign * plane.offset / 2)
+    def add_extremum(self, form: Form, index: int, planes: Planes, side: int) -> list[Form]:
+        """Add the offsets of the planes under these rows; returns the rows over both nodes of a maximum or minimum."""
+        lower, upper, _ = planes
+        middle, spread = form.dots((upper.offset + lower.offset) / 2, (upper.offset - lower.offset) / 2)
         self.middle, self.spread = self.middle + middle, self.spread + spread
         if self.run.rounding is not None:
-            self.slack = self.slack + form.abs_dot(_plane_error(self.run, node, plane, form))
-        ones = torch.ones_like(plane.one)
-        exact = (ones, sign * ones, torch.zeros_like(ones))
-        positive, negative = (plane[:3], exact) if side == sign * UPPER else (exact, plane[:3])
-        return [form.split_scale(*factors) for factors in zip(positive, negative, strict=True)]
+            self.slack = self.slack + form.abs_dot(_plane_error(self.run, self.run.graph.nodes[index], planes, form))
+        positive, negative = (lower, upper) if side == LOWER else (upper, lower)
+        return [form.split_scale(*factors) for factors in zip(positive[:2], negative[:2], strict=True)]
 
 
 def pull(
@@ -280,8 +273,8 @@ def pull(
                 passed[index] = here
             sums.add_underflow(node.inputs[0], 1)
             send(node.inputs[0], scaled)
-        elif index in extrema and (plane := run.plane(index)) is not None:
-            for source, pulled in zip(node.inputs, sums.add_extremum(here, index, plane, side), strict=True):
+        elif index in extrema and (planes := run.planes(index)) is not None:
+            for source, pulled in zip(node.inputs[::2], sums.add_extremum(here, index, planes, side), strict=True):
                 sums.add_underflow(source, 1)
                 send(source, pulled)
         else:
@@ -314,13 +307,13 @@ def _activation_error(run: Pass, index: int, lines: Lines, form: Form) -> Tensor
     return error + 2 * run.rounding.gamma(form.length) * offset + run.rounding.tiny
 
 
-def _plane_error(run: Pass, node: Node, plane: Plane, form: Form) -> Tensor:
-    """The rounding error per |coefficient| where the plane is a line: as for an activation with this line."""
+def _plane_error(run: Pass, node: Node, planes: Planes, form: Form) -> Tensor:
+    """The rounding error per |coefficient|: of a product with `1 - slope`, a sum with the offsets, and the planes."""
     assert run.rounding is not None
-    assert plane.error is not None
-    sizes = plane.one * run.size(node.inputs[0]) + plane.other * run.size(node.inputs[2])
-    error = run.rounding.gamma(1) * sizes + 2 * run.rounding.gamma(form.length) * plane.offset.abs() + plane.error
-    return torch.where(plane.is_line, error + run.rounding.tiny, 0.0)
+    assert planes.error is not None
+    one, other, offset = (torch.maximum(a.abs(), b.abs()) for a, b in zip(planes.lower, planes.upper, strict=True))
+    error = run.rounding.gamma(2) * (one * run.size(node.inputs[0]) + other * run.size(node.inputs[2]))
+    return error + planes.error + 2 * run.rounding.gamma(form.length) * offset + run.rounding.tiny
 
 
 def _linear_slack(run: Pass, node: Node, op: Linear, form: Form) -> Tensor | float:

@@ -126,6 +126,10 @@ class Graph:
         """Return the op of an activation node."""
         return cast(Activation, self.nodes[index].op)  # isinstance would cost more than what is done with it
 
+    def extremum(self, index: int) -> Extremum:
+        """Return the op of a node that is the maximum or minimum of two others."""
+        return cast(Extremum, self.nodes[index].op)
+
     @cached_property
     def linear(self) -> dict[int, Linear]:
         """The affine ops by their nodes' indices."""

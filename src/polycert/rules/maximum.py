@@ -29,27 +29,33 @@ LEAN = 0.15  # measured on random networks: 0 and 0.5 are looser for small sets
 
 
 class Plane(NamedTuple):
-    """A bound of an `Extremum` by its inputs: the factors of `one`, `rise` and `other`, and an offset.
-
-    It is an upper bound of the larger and a lower bound of the smaller of two nodes. Where `rise` has a factor, it is
-    the sum itself. Elsewhere it is a line over `one` or over `other`, and holds up to `error`.
-    """
+    """The function `one . (first input) + other . (last input) + offset` of an `Extremum`, entry by entry."""
 
     one: Tensor
-    rise: Tensor
     other: Tensor
     offset: Tensor
-    error: Tensor | None  # None without rigour
 
-    @property
-    def is_line(self) -> Tensor:
-        """Where the plane is a line over one of the nodes, as a mask."""
-        return self.rise == 0
+    @staticmethod
+    def between(slope: Tensor, offset: Tensor) -> Plane:
+        """Return the plane with this share of `other`, and the rest of `one`."""
+        return Plane(1 - slope, slope, offset)
 
     def part(self, samples: Tensor) -> Plane:
         """Return the plane of some of the samples."""
-        one, rise, other, offset = (part[samples] for part in self[:4])
-        return Plane(one, rise, other, offset, None if self.error is None else self.error[samples])
+        return Plane(*(factor[samples] for factor in self))
+
+
+class Planes(NamedTuple):
+    """Planes that enclose an `Extremum`: `lower - error <= value <= upper + error`."""
+
+    lower: Plane
+    upper: Plane
+    error: Tensor | None  # None without rigour
+
+    def part(self, samples: Tensor) -> Planes:
+        """Return the planes of some of the samples."""
+        error = None if self.error is None else self.error[samples]
+        return Planes(self.lower.part(samples), self.upper.part(samples), error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +84,15 @@ class Extremum(Add):
         """Return the forms over the two terms of the sum, and none over the other node."""
         return [*super().pull(form), None]
 
-    def plane(self, one: Interval, other: Interval, lines: Lines, rounding: Rounding | None) -> Plane:
-        """Return an upper bound of the larger node, or a lower bound of the smaller one.
+    def planes(self, one: Interval, other: Interval, lines: Lines, rounding: Rounding | None) -> Planes:
+        """Return planes that enclose the larger or the smaller node, given bounds of both and the lines of the rise.
 
-        Let `w` be the node with the larger upper end, and `u` the upper end of the other one. Then `max(w, u)` is an
-        upper bound of the maximum that is convex in `w`, so that the line through its values at both ends of `w` is one
-        as well. It is taken where it is nearer than the upper line of the rise (`lines`) at a point between the centre
-        of the box and its upper ends, because a bound uses upper lines where large values are bad. The smaller node is
-        the larger one of the negated nodes.
+        By the rise's lower line the larger node is at least `one + slope (other - one)`, and by its upper line there is
+        an upper bound. Let `w` be the node with the larger upper end, and `u` the upper end of the other one. Then
+        `max(w, u)` is an upper bound as well. It is convex in `w`, so it lies below the line through its values at both
+        ends of `w`. This line is taken where it is nearer at a point between the centre of the box and its upper ends,
+        because a bound uses upper planes where large values are bad. The smaller node is the larger one of the negated
+        nodes.
         """
         if self.signs[1] < 0:
             one, other = (Interval(-given.upper, -given.lower) for given in (one, other))
@@ -96,19 +103,25 @@ class Extremum(Add):
         slope = torch.where(wide, (high - second) / torch.where(wide, high - low, 1.0), 1.0).clamp(max=1.0)
         offset = torch.maximum(torch.maximum(low, second) - slope * low, high - slope * high)
         here, there = (given.lower + (1 + LEAN) / 2 * (given.upper - given.lower) for given in (one, other))
-        chord = here + lines.upper_slope * (there - here) + lines.upper_offset
+        chord = Plane.between(lines.upper_slope, lines.upper_offset)
+        above = here + chord.other * (there - here) + chord.offset
         unstable = lines.upper_offset > lines.lower_offset
-        taken = unstable & (slope * torch.where(ahead, here, there) + offset <= chord)
-        error = None
-        if rounding is not None:
-            error = rounding.library(2 * torch.maximum(one.magnitude, other.magnitude))
-        return Plane(
-            torch.where(taken, torch.where(ahead, slope, 0.0), 1.0),
-            self.signs[1] * (~taken).to(offset),
-            torch.where(taken & ~ahead, slope, 0.0),
-            self.signs[1] * torch.where(taken, offset, 0.0),
-            None if error is None else torch.where(taken, error, 0.0),
-        )
+        taken = unstable & (slope * torch.where(ahead, here, there) + offset <= above)
+        line = Plane(torch.where(ahead, slope, 0.0), torch.where(ahead, 0.0, slope), offset)
+        far = Plane(*(torch.where(taken, *pair) for pair in zip(line, chord, strict=True)))
+        error = lines.error
+        if rounding is not None and error is not None:
+            added = rounding.library(2 * torch.maximum(one.magnitude, other.magnitude))
+            error = torch.where(taken, torch.maximum(error, added), error)
+        far = far._replace(offset=self.signs[1] * far.offset)
+        return self.renewed(Planes(far, far, error), lines)
+
+    def renewed(self, planes: Planes, lines: Lines) -> Planes:
+        """Return the planes with other lower lines of the rise."""
+        near = Plane.between(lines.lower_slope, self.signs[1] * lines.lower_offset)
+        both = (near, planes.upper) if self.signs[1] > 0 else (planes.lower, near)
+        error = None if planes.error is None or lines.error is None else torch.maximum(planes.error, lines.error)
+        return Planes(*both, error)
 
     def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
         """Write the sum or the difference."""
