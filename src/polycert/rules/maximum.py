@@ -124,8 +124,8 @@ class Extremum(Add):
         return Planes(*both, error)
 
     def write(self, file: OnnxFile, inputs: Sequence[str]) -> str:
-        """Write the sum or the difference."""
-        return super().write(file, inputs[:2])
+        """Write the maximum or the minimum, which is read back as the same ops; the rise is not needed in a file."""
+        return file.op("Max" if self.signs[1] > 0 else "Min", inputs[2], inputs[0])
 
 
 def larger(decomposition: Decomposition, first: int, second: int) -> int:
