@@ -3,8 +3,8 @@
 The sum of the intervals of `b` and `relu(a - b)` would be far too wide, because both depend on `b`. So the last op of
 a maximum also reads `a`, and its interval is `[max of the lower ends, max of the upper ends]`.
 
-Where `relu(a - b)` is unstable, its upper line makes an upper bound of the maximum of it in which the slopes of `a` and
-`b` add up to 1. A line over one of both alone may be nearer: see `Extremum.plane`.
+Lines of the ReLU with two slopes are turned into planes over `a` and `b`. The upper line gives a plane whose slopes add
+up to 1. A line over `a` or `b` alone may be nearer: see `Extremum.planes`.
 """
 
 from __future__ import annotations
