@@ -37,7 +37,7 @@ from polycert.verification.beta_crown import (
 from polycert.verification.branch_and_bound import BranchAndBound, score_candidates
 from polycert.verification.budget import Budget
 from polycert.verification.counterexample import CounterexampleCheck
-from polycert.verification.pre_activation import refine, relax, tighter
+from polycert.verification.pre_activation import refine, relax
 from polycert.verification.programs import SOLVERS, solve_clauses
 from polycert.verification.reduced_problem import LOCAL, Coefficients, Reduced, piecewise_linear, reduce
 from polycert.verification.snapshot import NetworkSnapshot
@@ -77,12 +77,11 @@ def problem_of(
     """The reduction of a network at one input."""
     graph, region = net.bind(F64), set_.at(x.to(F64))
     spec = spec or Specification.margins(label_of(net, x.to(F64)), graph.output_shape[0])
-    intervals = None
+    intervals: dict[int, Interval] = {}
     for kind in (("ibp", "parallel"), ("crown", "parallel")):
-        found = relax(graph, region, Dense(spec.rows.unsqueeze(0)), *kind).intervals
-        intervals = found if intervals is None else tighter(intervals, found)
+        intervals = relax(graph, region, Dense(spec.rows.unsqueeze(0)), *kind, given=intervals).intervals
     with torch.no_grad():
-        return reduce(graph, region, intervals or {}, spec), spec
+        return reduce(graph, region, intervals, spec), spec
 
 
 # --- never a wrong answer ------------------------------------------------------------------------------------------

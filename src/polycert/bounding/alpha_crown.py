@@ -19,7 +19,7 @@ from polycert.bounding.backward import LOWER, Bound, Pass, backward, pull
 from polycert.bounding.slope_search import FreeLines
 from polycert.forms import Dense, Form
 from polycert.rules import Lines
-from polycert.sets.interval import Interval
+from polycert.sets.interval import Interval, at_least
 
 # Chosen on networks of the zoo for which no figures are reported: 99.8 % of what 300 steps gain. The rate is a share of
 # the useful slopes' range.
@@ -37,7 +37,7 @@ def final_by_alpha(run: Pass, form: Form, side: int) -> Bound:
     batch, rows = len(run.region.x), coef.shape[1]
     sample = torch.arange(batch, device=coef.device).repeat_interleave(rows)
     single = Dense(coef.expand(batch, *coef.shape[1:]).flatten(0, 1).unsqueeze(1))
-    repeated = Pass(run.graph, run.region[sample], run.relaxation, run.pre_activation, run.rounding)
+    repeated = _SlopedPass(run.graph, run.region[sample], run.relaxation, run.pre_activation, run.rounding)
     repeated.intervals = {k: v.of(sample) for k, v in run.intervals.items()}
     with torch.no_grad():
         slopes = _best_slopes(run, sample, Dense(single.coef.detach()), side)
@@ -45,7 +45,23 @@ def final_by_alpha(run: Pass, form: Form, side: int) -> Bound:
     found = backward(repeated, run.graph.output, single, side)
     at_input = found.form.dense().coef
     slack = None if found.slack is None else found.slack.reshape(batch, rows)
-    return Bound(Dense(at_input.reshape(batch, rows, *at_input.shape[2:])), found.offset.reshape(batch, rows), slack)
+    best = Bound(Dense(at_input.reshape(batch, rows, *at_input.shape[2:])), found.offset.reshape(batch, rows), slack)
+    return _better(run, best, backward(run, run.graph.output, form, side), side) if run.graph.layout.extrema else best
+
+
+def _better(run: Pass, first: Bound, second: Bound, side: int) -> Bound:
+    """Row by row the better bound over the region: planes around maxima may be nearer than any slopes of their ReLUs."""
+    place = 0 if side == LOWER else 1
+    ends = [
+        run.region.concretise(bound.form, run.rounding, joint=True)[place] + bound.offset for bound in (first, second)
+    ]
+    take = at_least(-side * ends[1]) > at_least(-side * ends[0])
+    coefs = [bound.form.dense().coef for bound in (first, second)]
+    form = Dense(torch.where(take.reshape(*take.shape, *(1,) * (coefs[0].dim() - 2)), coefs[1], coefs[0]))
+    slack = None
+    if first.slack is not None and second.slack is not None:
+        slack = torch.where(take, second.slack, first.slack)
+    return Bound(form, torch.where(take, second.offset, first.offset), slack)
 
 
 def _best_slopes(run: Pass, sample: Tensor, form: Dense, side: int) -> dict[int, tuple[Tensor, Tensor]]:
@@ -76,7 +92,16 @@ def _best_slopes(run: Pass, sample: Tensor, form: Dense, side: int) -> dict[int,
 
 
 @dataclass(eq=False)
-class _TrialPass(Pass):
+class _SlopedPass(Pass):
+    """A pass with given slopes. A maximum is a sum with a ReLU whose slopes are given, with no planes around it."""
+
+    def planes(self, index: int) -> None:
+        """None: see above."""
+        return
+
+
+@dataclass(eq=False)
+class _TrialPass(_SlopedPass):
     """A pass without rounding terms and with one row for each sample, whose slopes move."""
 
     free: dict[int, FreeLines] = field(default_factory=dict)

@@ -8,7 +8,7 @@ computed coefficients then count as exact numbers, so errors add up and do not c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
@@ -22,6 +22,7 @@ from polycert.bounding.relaxations import LineOffsets, Relaxation, lines_of
 from polycert.forms import Form, Identity, Selected
 from polycert.graph import Graph, Node
 from polycert.rules import Linear, Lines
+from polycert.rules.maximum import Planes
 from polycert.sets.ball import Region
 from polycert.sets.interval import Interval, Rounding, at_least, at_most
 
@@ -62,6 +63,7 @@ class Pass:
     given: Mapping[int, Interval] = field(default_factory=dict)  # bounds over this region or a larger one, found before
     _lines: dict[int, Lines] = field(default_factory=dict)
     _line_offsets: dict[int, LineOffsets] = field(default_factory=dict)
+    _planes: dict[int, Planes | None] = field(default_factory=dict)
     _relaxed_intervals: dict[int, Interval] = field(default_factory=dict)
     _sizes: dict[int, Tensor] = field(default_factory=dict)
 
@@ -105,11 +107,28 @@ class Pass:
             self._line_offsets[index] = LineOffsets.of(self.lines(index))
         return self._line_offsets[index]
 
+    def planes(self, index: int) -> Planes | None:
+        """The planes that enclose a maximum or minimum, or None where the lines of its rise share a slope.
+
+        Then one pull gives both sides, for which the sum has the same coefficients.
+        """
+        if index not in self._planes:
+            self._planes[index] = self._find_planes(index)
+        return self._planes[index]
+
+    def _find_planes(self, index: int) -> Planes | None:
+        one, rise, other = self.graph.nodes[index].inputs
+        lines = self.lines(rise)
+        if lines.shared:
+            return None
+        op = self.graph.extremum(index)
+        return op.planes(self.relaxed_interval(one), self.relaxed_interval(other), lines, self.rounding)
+
     def relaxed_interval(self, index: int) -> Interval:
         """Bounds of a node by interval arithmetic in which an activation takes any value between its lines.
 
-        Cheap. With one slope it is never tighter than the backward bounds of the node over the same region. With two
-        slopes it may be, and the activation's own range counts as well.
+        Cheap. With one slope and without maxima it is never tighter than the backward bounds of the node over the same
+        region. Otherwise it may be. With two slopes the activation's own range counts as well.
         """
         if index not in self._relaxed_intervals:
             found = self.intervals.get(index) or self._find_relaxed_interval(self.graph.nodes[index], index).known
@@ -137,6 +156,7 @@ class Pass:
             given={k: v.of(samples) for k, v in self.given.items()},
             _lines={k: lines.part(samples) for k, lines in self._lines.items()},
             _line_offsets={},
+            _planes={k: None if pair is None else pair.part(samples) for k, pair in self._planes.items()},
             _relaxed_intervals={},
             _sizes={k: v if len(v) == 1 else v[samples] for k, v in self._sizes.items()},
         )
@@ -149,6 +169,8 @@ class Pass:
         """Compute what rows over a node need, with gradients, before chunks of them are computed, perhaps twice."""
         for k in self.graph.layout.activations_before(index):
             self.line_offsets(k)
+        for k in self.graph.layout.extrema_before(index):
+            self.planes(k)
 
     def relaxed(self, form: Form, index: int, side: int) -> tuple[Form, Tensor, Tensor | float]:
         """The rows over an activation times its lines' slopes, and their products with the offsets: middle, spread."""
@@ -216,9 +238,21 @@ class Sums:
             self.slack = self.slack + form.abs_dot(_activation_error(self.run, index, form))
         return scaled
 
+    def add_extremum(self, form: Form, index: int, planes: Planes, side: int) -> list[Form]:
+        """Add the offsets of the planes under these rows; returns the rows over both nodes of a maximum or minimum."""
+        lower, upper, _ = planes
+        middle, spread = form.dots((upper.offset + lower.offset) / 2, (upper.offset - lower.offset) / 2)
+        self.middle, self.spread = self.middle + middle, self.spread + spread
+        if self.run.rounding is not None:
+            self.slack = self.slack + form.abs_dot(_plane_error(self.run, self.run.graph.nodes[index], planes, form))
+        positive, negative = (lower, upper) if side == LOWER else (upper, lower)
+        return [form.split_scale(*factors) for factors in zip(positive[:2], negative[:2], strict=True)]
 
-def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, keep: bool = False) -> Pulled:
-    """Pull rows over node `start` back to the input or, with `through=False`, to the nearest activations.
+
+def pull(
+    run: Pass, start: int, form: Form, side: int, *, stop: Container[int] = frozenset(), keep: bool = False
+) -> Pulled:
+    """Pull rows over node `start` back to the input, or to the nearest of the nodes in `stop`.
 
     `side` is the wanted bound, `LOWER` or `UPPER`, which matters where the lines of an activation have two slopes. With
     one slope both bounds have the same coefficients, and `middle -+ spread` gives both. `keep` stores the rows over
@@ -235,12 +269,12 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
             sums.add_merge(pulled, source)
         waiting[source] = pulled
 
-    curved = run.graph.layout.curved
+    curved, extrema = run.graph.layout.curved, run.graph.layout.extrema
     for index in run.graph.ancestors(start):
         if index not in waiting:
             continue
         here, node = waiting.pop(index), run.graph.nodes[index]
-        if node.op is None or (index in curved and not through):
+        if node.op is None or index in stop:
             forms[index] = here
         elif index in curved:
             scaled = sums.add_activation(here, index, side)
@@ -248,12 +282,17 @@ def pull(run: Pass, start: int, form: Form, side: int, *, through: bool = True, 
                 passed[index] = here
             sums.add_underflow(node.inputs[0], 1)
             send(node.inputs[0], scaled)
+        elif index in extrema and (planes := run.planes(index)) is not None:
+            for source, pulled in zip(node.inputs[::2], sums.add_extremum(here, index, planes, side), strict=True):
+                sums.add_underflow(source, 1)
+                send(source, pulled)
         else:
             op = cast(Linear, node.op)
             sums.add_linear(here, node, op)
-            for source, pulled in zip(node.inputs, op.pull(here), strict=True):
-                sums.add_underflow(source, op.backward_terms)
-                send(source, pulled)
+            for source, through in zip(node.inputs, op.pull(here), strict=True):
+                if through is not None:
+                    sums.add_underflow(source, op.backward_terms)
+                    send(source, through)
     return Pulled(forms, sums.middle, sums.spread, sums.slack, passed)
 
 
@@ -276,6 +315,15 @@ def _activation_error(run: Pass, index: int, form: Form) -> Tensor:
     if lines.error is not None:
         error = error + lines.error
     return error + 2 * run.rounding.gamma(form.length) * offset + run.rounding.tiny
+
+
+def _plane_error(run: Pass, node: Node, planes: Planes, form: Form) -> Tensor:
+    """The rounding error per |coefficient|: of a product with `1 - slope`, a sum with the offsets, and the planes."""
+    assert run.rounding is not None
+    assert planes.error is not None
+    one, other, offset = (torch.maximum(a.abs(), b.abs()) for a, b in zip(planes.lower, planes.upper, strict=True))
+    error = run.rounding.gamma(2) * (one * run.size(node.inputs[0]) + other * run.size(node.inputs[2]))
+    return error + planes.error + 2 * run.rounding.gamma(form.length) * offset + run.rounding.tiny
 
 
 def _linear_slack(run: Pass, node: Node, op: Linear, form: Form) -> Tensor | float:
@@ -332,13 +380,14 @@ def pre_activation_by_backward(run: Pass, index: int) -> Interval:
         return Interval(low.reshape(-1, *node.shape), high.reshape(-1, *node.shape))
     run.prepare_lines(index)
     shared = all(lines.shared for lines in run.lines_before(index))
-    with torch.no_grad() if shared else nullcontext():
+    counts = not shared or bool(run.graph.layout.extrema)  # the cheap bounds may then be tighter than backward ones
+    with nullcontext() if counts else torch.no_grad():
         cheap = run.relaxed_interval(index)
     unstable = _unstable(run, index, cheap)
     if not shared and _one_side_may_do(run, index, unstable):
         return _one_side_at_a_time(run, index, cheap)
     found = _replaced(cheap, *_pulled_rows(run, index, unstable, _both_sides))
-    return found if shared else found.meet(cheap)
+    return found.meet(cheap) if counts else found
 
 
 def _one_side_may_do(run: Pass, index: int, unstable: Tensor) -> bool:

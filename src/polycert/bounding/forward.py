@@ -75,7 +75,7 @@ class ForwardPass(Pass):
 
     def at_activations(self, form: Form, side: int) -> Tensor | float:
         """The spread of rows over the output, after they are fused with the last affine layers, `[batch, rows]`."""
-        nearest = pull(self, self.graph.output, form, side, through=False)
+        nearest = pull(self, self.graph.output, form, side, stop=self.graph.layout.curved)
         return sum((self._times(rows, index) for index, rows in nearest.forms.items()), start=nearest.spread)
 
 

@@ -58,7 +58,7 @@ def final_by_interval(run: Pass, form: Form, side: int) -> Bound:
     """The interval bound of rows over the output, after fusion with the last affine layers; its slope is 0."""
     if not run.graph.depends_on_activation[run.graph.output]:
         return final_by_backward(run, form, side)
-    pulled = pull(run, run.graph.output, form, side, through=False)
+    pulled = pull(run, run.graph.output, form, side, stop=run.graph.layout.fusion_ends)
     total = pulled.middle + side * pulled.spread
     slack = pulled.slack
     for index, part in pulled.forms.items():

@@ -15,6 +15,7 @@ from polycert.errors import PolycertError
 from polycert.forms import Shape
 from polycert.rules import Activation, Linear, Op
 from polycert.rules.affine import Elementwise
+from polycert.rules.maximum import Extremum
 from polycert.rules.op import Decomposition
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class Topology:
         self._ancestors: dict[int, tuple[int, ...]] = {}
         self.activations = tuple(k for k, node in enumerate(nodes) if isinstance(node.op, Activation))
         self.curved = frozenset(self.activations)
+        self.extrema = frozenset(k for k, node in enumerate(nodes) if isinstance(node.op, Extremum))
+        self.fusion_ends = (
+            self.curved | self.extrema
+        )  # where rows are no longer fused: an interval is as good or better
         self.widths: dict[int, int] = {}  # widths of the rows over a node, which `chunking.row_width` stores here
         self.readers: dict[int, tuple[int, ...]] = {}  # the activations applied to a node
         for k in self.activations:
@@ -63,6 +68,10 @@ class Topology:
                     needed.update(self._inputs[index])
             self._ancestors[target] = tuple(sorted(needed, reverse=True))
         return self._ancestors[target]
+
+    def extrema_before(self, target: int) -> tuple[int, ...]:
+        """Return the maxima and minima of two nodes that `target` depends on, in order."""
+        return tuple(k for k in reversed(self.ancestors(target)) if k in self.extrema) if self.extrema else ()
 
     def activations_before(self, target: int) -> tuple[int, ...]:
         """Return the activations that `target` depends on, in order."""
@@ -116,6 +125,10 @@ class Graph:
     def activation(self, index: int) -> Activation:
         """Return the op of an activation node."""
         return cast(Activation, self.nodes[index].op)  # isinstance would cost more than what is done with it
+
+    def extremum(self, index: int) -> Extremum:
+        """Return the op of a node that is the maximum or minimum of two others."""
+        return cast(Extremum, self.nodes[index].op)
 
     @cached_property
     def linear(self) -> dict[int, Linear]:

@@ -208,7 +208,7 @@ class Add(Linear):
         """Zero: nothing is computed."""
         return 0
 
-    def pull(self, form: Form) -> list[Form]:
+    def pull(self, form: Form) -> Sequence[Form | None]:
         """Return the same form for both inputs, negated for the second one of a difference."""
         return [form if sign > 0 else form.negative() for sign in self.signs]
 

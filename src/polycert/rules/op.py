@@ -68,8 +68,11 @@ class Linear(Op):
     """An op that is affine in all its inputs together."""
 
     @abstractmethod
-    def pull(self, form: Form) -> list[Form]:
-        """Return a form over the output as forms over the inputs, without the bias."""
+    def pull(self, form: Form) -> Sequence[Form | None]:
+        """Return a form over the output as forms over the inputs, without the bias.
+
+        It is None for an input whose coefficients are all 0, which is read for its bounds alone.
+        """
 
     @abstractmethod
     def push(self, *columns: Tensor) -> Tensor:

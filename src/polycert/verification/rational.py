@@ -120,7 +120,7 @@ class RationalNetwork:
     """A network whose values are computed without rounding."""
 
     graph: Graph  # float64
-    _written: dict[int, tuple[list[Matrix], Whole | None]] = field(default_factory=dict)  # coefficients by node
+    _written: dict[int, tuple[list[Matrix | None], Whole | None]] = field(default_factory=dict)  # coefficients by node
 
     def outputs(self, point: Tensor) -> Whole:
         """Return the network's output at one input, `[outputs]`."""
@@ -139,7 +139,7 @@ class RationalNetwork:
         matrices, bias = self._coefficients(index)
         total = Whole.zeros(math.prod(self.graph.nodes[index].shape)) if bias is None else bias
         for matrix, value in zip(matrices, inputs, strict=True):
-            total = total.plus(matrix.apply(value))
+            total = total if matrix is None else total.plus(matrix.apply(value))
         return total
 
     def pull(self, rows: Mapping[int, Whole], sides: Mapping[int, Tensor]) -> RationalForm:
@@ -157,20 +157,23 @@ class RationalNetwork:
             parts, part = self._pull(index, row, sides)
             constant += part
             for source, added in zip(self.graph.nodes[index].inputs, parts, strict=True):
+                if added is None:
+                    continue
                 waiting[source] = waiting[source].plus(added) if source in waiting else added
         left = waiting.get(0, Whole.zeros(math.prod(self.graph.input_shape)))
         return RationalForm(left.fractions(), constant)
 
-    def _pull(self, index: int, row: Whole, sides: Mapping[int, Tensor]) -> tuple[list[Whole], Fraction]:
-        """Return a row over a node as rows over the node's inputs, and a constant."""
+    def _pull(self, index: int, row: Whole, sides: Mapping[int, Tensor]) -> tuple[list[Whole | None], Fraction]:
+        """Return a row over a node as rows over the node's inputs, None where they are 0, and a constant."""
         if isinstance(self.graph.nodes[index].op, Activation):
             slope, constant = piece(pieces_of(self.graph, index), sides[index].numpy())
             return [row.times(slope)], row.times(constant).total()
         matrices, bias = self._coefficients(index)
-        return [matrix.pull(row) for matrix in matrices], Fraction(0) if bias is None else row.times(bias).total()
+        rows = [None if matrix is None else matrix.pull(row) for matrix in matrices]
+        return rows, Fraction(0) if bias is None else row.times(bias).total()
 
-    def _coefficients(self, index: int) -> tuple[list[Matrix], Whole | None]:
-        """Return a matrix for each input of an affine node, and its constants if it has any."""
+    def _coefficients(self, index: int) -> tuple[list[Matrix | None], Whole | None]:
+        """Return a matrix for each input of an affine node, None where it is 0, and its constants if it has any."""
         if index not in self._written:
             op, sources = self.graph.nodes[index].op, self.graph.nodes[index].inputs
             shapes = [self.graph.nodes[k].shape for k in sources]
@@ -184,7 +187,8 @@ class RationalNetwork:
             # A bias that is not as large as its magnitude was computed with rounding.
             if op.bias is not None and not torch.equal(op.bias.abs(), _size(op.bias_magnitude)):
                 raise Undecided
-            matrices = [Matrix.of(form.dense().coef.flatten(2)[0]) for form in op.pull(entries)]
+            forms = op.pull(entries)
+            matrices = [None if form is None else Matrix.of(form.dense().coef.flatten(2)[0]) for form in forms]
             self._written[index] = matrices, None if op.bias is None else Whole.of(op.bias)
         return self._written[index]
 

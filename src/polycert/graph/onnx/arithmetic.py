@@ -29,7 +29,7 @@ from polycert.rules.affine import Add, MatMul
 from polycert.rules.arithmetic import bilinear, product, reduction
 from polycert.rules.bump import Silu
 from polycert.rules.convex import Square
-from polycert.rules.maximum import larger
+from polycert.rules.maximum import larger, smaller
 from polycert.rules.op import Decomposition
 from polycert.rules.s_shaped import Tanh
 
@@ -110,24 +110,13 @@ def _max(b: GraphBuilder, call: OnnxCall, inputs: Inputs) -> OnnxValue:
     shape = common_shape(call, *(value.shape for value in values), *(array.shape for array in constants))
     total, *others = (b.expand(call, value, shape) for value in values)
     for other in others:
-        total = _larger(b, call, total, other) if call.op == "Max" else _smaller(b, call, total, other)
+        decomposition = Decomposition(inner(shape), inner(shape))
+        (larger if call.op == "Max" else smaller)(decomposition, 0, 1)
+        total = b.put(call, decomposition, shape, total, other)
     if not constants:
         return total
     extreme, limit = (np.maximum, clip_below) if call.op == "Max" else (np.minimum, clip_above)
     return limit(b, call, total, broadcast_to(call, reduce(extreme, constants), shape))
-
-
-def _larger(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValue) -> OnnxValue:
-    """Return `max(first, second)`."""
-    decomposition = Decomposition(inner(first.shape), inner(first.shape))
-    larger(decomposition, 0, 1)
-    return b.put(call, decomposition, first.shape, first, second)
-
-
-def _smaller(b: GraphBuilder, call: OnnxCall, first: OnnxValue, second: OnnxValue) -> OnnxValue:
-    """Return `min(first, second) = -max(-first, -second)`."""
-    sides = [shifted(b, call, side, -1.0, None) for side in (first, second)]
-    return shifted(b, call, _larger(b, call, *sides), -1.0, None)
 
 
 @converts("Div")

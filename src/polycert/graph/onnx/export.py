@@ -83,6 +83,7 @@ class OnnxWriter:
         for node in self.graph.nodes[1:]:
             names.append(self._write(node, [names[i] for i in node.inputs]))
         self.nodes.append(helper.make_node("Identity", [names[-1]], ["output"]))
+        self._drop_unused()
         kind = TensorProto.DOUBLE if self.graph.dtype == torch.float64 else TensorProto.FLOAT
         ends = [
             helper.make_tensor_value_info(name, kind, ["batch", *shape])
@@ -91,6 +92,15 @@ class OnnxWriter:
         made = helper.make_graph(self.nodes, "polycert", ends[:1], ends[1:], self.tensors)
         opsets = [helper.make_opsetid("", OPSET)]
         return bytes(helper.make_model(made, opset_imports=opsets, ir_version=9).SerializeToString())
+
+    def _drop_unused(self) -> None:
+        """Drop the ops and the constants that the output does not depend on, such as the rise of a maximum."""
+        needed = {"output"}
+        for node in reversed(self.nodes):
+            if needed.intersection(node.output):
+                needed.update(node.input)
+        self.nodes = [node for node in self.nodes if needed.intersection(node.output)]
+        self.tensors = [tensor for tensor in self.tensors if tensor.name in needed]
 
     def _write(self, node: Node, inputs: list[str]) -> str:
         """Append a node's op and return the name of its result."""
