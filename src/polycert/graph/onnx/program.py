@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from polycert.errors import PolycertError, reason
+from polycert.graph.onnx.stored_tensors import tensor_of
 from polycert.runtime import limits
 
 LARGEST_VALUE = limits.ENTRIES  # entries of any one tensor in the program
@@ -144,38 +145,6 @@ def _input_shape(value: Any) -> Shape:
     if not sizes or min(sizes) < 1:
         raise PolycertError(f"the input {value.name!r} has free axes beside the batch: export it with fixed sizes")
     return checked_shape(sizes, f"the input {value.name!r}")
-
-
-def tensor_of(tensor: Any) -> np.ndarray:
-    """Return a stored tensor as an array. Its size is checked against what is stored before anything is allocated."""
-    from onnx import TensorProto, numpy_helper
-
-    name = tensor.name or "constant"
-    if tensor.data_location == TensorProto.EXTERNAL or len(tensor.external_data):
-        raise PolycertError(f"the tensor {name!r} lies in another file, which is never opened: store it inside")
-    if tensor.data_type not in _KINDS:
-        raise PolycertError(f"the tensor {name!r} has type {tensor.data_type}: float32, float64 or integers are read")
-    shape = checked_shape(tensor.dims, f"the tensor {name!r}")
-    width, where = _KINDS[tensor.data_type]
-    stored = len(tensor.raw_data) / width if tensor.HasField("raw_data") else len(getattr(tensor, where))
-    if stored != math.prod(shape):
-        raise PolycertError(f"the tensor {name!r} of shape {list(shape)} stores {stored:g} entries")
-    array = np.asarray(numpy_helper.to_array(tensor))
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise PolycertError(f"the tensor {name!r} contains NaN or infinite values")
-    return array
-
-
-# For ONNX's number of a type: the bytes of an entry, and the field that holds the entries if they are not raw.
-_KINDS = {
-    1: (4, "float_data"),
-    2: (1, "int32_data"),
-    3: (1, "int32_data"),
-    6: (4, "int32_data"),
-    7: (8, "int64_data"),
-    9: (1, "int32_data"),
-    11: (8, "double_data"),
-}
 
 
 def _call(node: Any) -> OnnxCall:
