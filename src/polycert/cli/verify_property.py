@@ -12,7 +12,7 @@ from polycert.cli import option_values
 from polycert.cli.exit_status import BadUsage, tell
 from polycert.cli.options import VerifyOptions
 from polycert.errors import PolycertError
-from polycert.graph.onnx import read_onnx
+from polycert.graph.onnx import ENDINGS, read_onnx
 from polycert.records.files import whole_file
 from polycert.verification.vnnlib import PropertyVerdict, decide, read_property
 
@@ -32,7 +32,7 @@ def verify_property(options: VerifyOptions) -> None:
     if given:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise BadUsage(f"a property determines the samples and the set: leave out {flags}")
-    if model.suffix != ".onnx":
+    if not model.name.endswith(ENDINGS):
         raise BadUsage(f"a VNN-LIB property is about an .onnx file, got {options.model!r}")
     if not timeout > 0:
         raise BadUsage(f"--timeout must be a positive number of seconds, got {options.timeout}")
