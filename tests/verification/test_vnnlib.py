@@ -136,6 +136,10 @@ def test_the_tightest_bounds_count_wherever_they_are_written() -> None:
     assert [b.clauses[0].constants.tolist() for b in found] == [[0, 5], [-1, 5], [-2, 5]]
 
 
+def test_a_condition_without_cases_has_no_boxes() -> None:
+    assert asked("(assert (< X_0 1)) (assert (or))").boxes == ()
+
+
 def test_equal_boxes_are_one_however_their_ends_are_spelled() -> None:
     first, second = "(>= X_0 0.50) (<= X_0 1)", "(<= 5e-1 X_0) (<= (* 3 X_0) 3.0) (<= X_0 2)"
     (only,) = parse_property(f"{declare(1, 1)}(assert (or (and {first} (<= Y_0 0)) (and {second} (>= Y_0 9))))").boxes

@@ -117,7 +117,7 @@ def property_of(inputs: int, outputs: int, found: Condition) -> Property:
 def _by_box(found: Condition, inputs: int) -> dict[Ends, list[list[Constraint]]]:
     """Return the other constraints of the cases by their boxes. Cases without bounds of their own share a box."""
     by_box: dict[Ends, list[list[Constraint]]] = defaultdict(list)
-    common = Sides(inputs).add(found.bounds)
+    common = Sides(inputs).add(found.bounds if found.cases else ())
     shared: Ends | None = None
     held = 0
     for case in found.cases:
