@@ -30,8 +30,7 @@ from polycert.verification.pre_activation import _without, relax
 from polycert.verification.programs import by_highs, solve_clauses, solve_leaf
 from polycert.verification.reduced_problem import AffineMaps, Reduced, ReductionSource, reduce
 from polycert.verification.snapshot import NetworkSnapshot
-from polycert.verification.vnnlib.constraints import Constraint, Term
-from polycert.verification.vnnlib.property import box_of
+from polycert.verification.vnnlib.reader import parse_property
 
 METHODS = ("ibp", "forward", "crown", "crown-ibp", "alpha-crown")
 
@@ -202,9 +201,7 @@ def _reduced(frozen: NetworkSnapshot, region: Region, spec: Specification) -> Re
 
 def test_inputs_with_one_decimal_as_both_bounds_are_points() -> None:
     """0.1 is no double: its enclosure is one step wide, and yet it is not free."""
-    sides = [Constraint(Term({"X_0": Fraction(sign)}, Fraction(-sign, 10)), False) for sign in (1, -1)]
-    box = box_of(sides, 1, ())
-    assert box is not None
+    (box,) = parse_property("(declare-const X_0 Real)(declare-const Y_0 Real)(assert (= X_0 0.1))").boxes
     assert box.lower[0] < box.upper[0]
     assert box.free == 0
 

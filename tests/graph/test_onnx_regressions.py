@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from onnx import TensorProto, helper
+from typer.testing import CliRunner
 
 import polycert as pc
+from polycert.cli import app
 from polycert.graph.onnx.builder import CONVERTERS
 from polycert.rules.maximum import clipped
 from polycert.verification.vnnlib import decide, read_property
@@ -291,6 +293,107 @@ def test_computed_constants_are_named(tmp_path: Path) -> None:
         return g("Add", "x", g("Range", np.float32(0), np.float32(0.35), np.float32(0.1)))
 
     assert pc.load(written(tmp_path, (1, 4), build)).bind().computed
+
+
+THIRD, SEVENTH = np.float32([1 / 3]), np.float32([1 / 7])
+TINY = np.float32([np.finfo(np.float32).tiny])
+HALVES = np.float32([1.5, -2.25, 0.125, 3])
+Folded = tuple[str, list[np.ndarray], bool]
+FOLDED: dict[str, Folded] = {  # op, operands, whether the result is exact
+    "a token that is added to zeros": ("Add", [np.zeros(4, np.float32), rand(4)], True),
+    "zero that is added": ("Add", [rand(4), np.float32([-0.0])], True),
+    "sum of halves": ("Add", [HALVES, HALVES[::-1]], True),
+    "sum that is rounded": ("Add", [THIRD, SEVENTH], False),
+    "one of many sums is rounded": ("Add", [np.float32([0, 0, 1, 0]), np.float32([3, 4, 1e-9, 5])], False),
+    "sum that overflows": ("Add", [np.float32([LARGEST]), np.float32([LARGEST])], False),
+    "zero that is subtracted": ("Sub", [rand(4), np.zeros(1, np.float32)], True),
+    "difference to zero": ("Sub", [np.zeros(1, np.float32), rand(4)], True),
+    "difference of neighbours": ("Sub", [np.nextafter(THIRD, np.float32(1)), THIRD], True),
+    "difference that is rounded": ("Sub", [np.float32([1]), np.float32([1e-9])], False),
+    "factor 1": ("Mul", [rand(4), np.float32([1])], True),
+    "factor 0": ("Mul", [rand(4), np.float32([0])], True),
+    "factor 1/4": ("Mul", [rand(4), np.float32([0.25])], True),
+    "product that is rounded": ("Mul", [THIRD, SEVENTH], False),
+    "product that underflows": ("Mul", [TINY, TINY], False),
+    "product that loses digits to underflow": ("Mul", [TINY * np.float32(1.2345678), np.float32([0.25])], False),
+    "divisor 1": ("Div", [rand(4), np.float32([1])], True),
+    "divisor 8": ("Div", [rand(4), np.float32([8])], True),
+    "whole quotient": ("Div", [np.float32([9]), np.float32([3])], True),
+    "quotient that is rounded": ("Div", [np.float32([1]), np.float32([3])], False),
+    "root of a square": ("Sqrt", [np.float32([2.25, 64, 0, 1])], True),
+    "root that is rounded": ("Sqrt", [np.float32([2])], False),
+    "floor": ("Floor", [rand(4) * 10], True),
+    "doubles": ("Mul", [np.float64([3]), np.float64([2.0**-30])], True),
+    "doubles that are rounded": ("Mul", [np.float64([1 / 3]), np.float64([1 / 7])], False),
+    "doubles that underflow": ("Mul", [np.float64([1e-200]), np.float64([1e-200])], False),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_what_is_computed_without_rounding_counts_as_stored(name: str, tmp_path: Path) -> None:
+    op, operands, exact = FOLDED[name]
+    kind = TensorProto.DOUBLE if operands[0].dtype == np.float64 else TensorProto.FLOAT
+    shape = (1, 4)
+
+    def build(g: Graph) -> str:
+        return g("Add", "x", g(op, *operands))
+
+    path = written(tmp_path, shape, build, kind=kind)
+    if "overflows" in name:
+        assert "finite" in sentence(path)
+        return
+    net = pc.load(path)
+    assert bool(net.bind().computed) != exact
+    x = torch.zeros(1, 4, dtype=net.dtype)
+    if exact:
+        assert bool((pc.bounds(net, x, pc.Ball(eps=1.0), rigorous=True).lower.flatten(1) <= net.replay(x)).all())
+    else:
+        with pytest.raises(pc.PolycertError, match="stored weights"):
+            pc.bounds(net, x, pc.Ball(eps=1.0), rigorous=True)
+
+
+def test_sums_of_many_entries_are_exact_only_if_that_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries beyond the limit of fractions count as rounded; those with a neutral operand need no fractions."""
+    monkeypatch.setattr("polycert.graph.onnx.exact_folding.MOST", 3)
+    for other, exact in ((np.float32([0, 0, 0, 0]), True), (np.float32([1, 0, 0, 0]), True), (HALVES, False)):
+        net = pc.load(written(tmp_path, (1, 4), lambda g, b=other: g("Add", "x", g("Add", HALVES, b))))
+        assert bool(net.bind().computed) != exact
+
+
+def test_nothing_is_exact_while_subnormal_numbers_are_flushed(tmp_path: Path) -> None:
+    tiny = np.float32([1e-40])
+    assert torch.set_flush_denormal(True)
+    try:
+        net = pc.load(written(tmp_path, (1, 4), lambda g: g("Add", "x", g("Add", tiny, tiny))))
+    finally:
+        torch.set_flush_denormal(False)
+    assert net.bind().computed
+
+
+def test_whole_numbers_that_a_double_rounds(tmp_path: Path) -> None:
+    for number, exact in ((2**53, True), (2**53 + 1, False)):
+        whole = np.array([number], np.int64)
+
+        def build(g: Graph, whole: np.ndarray = whole) -> str:
+            return g("Mul", "x", g("Cast", whole, to=TensorProto.DOUBLE))
+
+        net = pc.load(written(tmp_path, (1, 4), build, kind=TensorProto.DOUBLE))
+        assert bool(net.bind().computed) != exact
+
+
+def test_the_command_line_says_that_nothing_can_be_proved(tmp_path: Path) -> None:
+    names = [f"{letter}_{k}" for letter in "XY" for k in range(4)]
+    declared = "".join(f"(declare-const {name} Real)" for name in names)
+    sides = "".join(f"(assert (>= X_{k} 0))(assert (<= X_{k} 1))" for k in range(4))
+    (tmp_path / "p.vnnlib").write_text(f"{declared}{sides}(assert (>= Y_0 9))")
+    for second, status in ((THIRD, "unknown"), (np.zeros(1, np.float32), "unsat")):
+        path = written(tmp_path, (1, 4), lambda g, b=second: g("Add", "x", g("Add", SEVENTH, b)))
+        task = ["verify", str(path), str(tmp_path / "p.vnnlib"), "--timeout", "2"]
+        found = CliRunner().invoke(app, task)
+        assert found.exit_code == 0
+        assert (found.stdout.splitlines()[0] in ("unknown", "timeout")) == (status == "unknown")
+        assert ("nothing can be proved" in found.stderr) == (status == "unknown")
+        assert "nothing can be proved" not in CliRunner().invoke(app, [*task, "-q"]).stderr
 
 
 def test_a_double_network_is_not_proved_with_rounded_weights(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +140,17 @@ def test_a_false_unsat_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_number_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python refuses to read so many digits, with an error of its own."""
     monkeypatch.setattr(constraints, "LONGEST", 10**9)
-    content = FIRST.replace("1e-2", "9" * 5000).encode()
+    content = FIRST.replace("0.25", "9" * 5000).encode()
     outcome = try_case(READERS, {"file": "first.vnnlib", "content": b64encode(content).decode()})
     assert outcome.how == CRASH
     assert "ValueError" in outcome.sentence
 
 
 def test_bounds_that_are_rounded_to_nearest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(property, "_down", float)
+    def nearest(values: Sequence[Decimal | Fraction]) -> tuple[np.ndarray, ...]:
+        return (np.array(list(map(float, values))),) * 3
+
+    monkeypatch.setattr(property, "_enclosed", nearest)
     assert "no box and clause" in found(READING)
 
 

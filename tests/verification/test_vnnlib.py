@@ -105,6 +105,61 @@ def test_equality_and_nesting() -> None:
     assert asked("(assert (< Y_0 0))").boxes[0].clauses[0].strict.tolist() == [True]
 
 
+def test_bounds_are_read_once_whatever_the_number_of_cases() -> None:
+    """A file of 1 MB with 300 cases took minutes while the bounds of the inputs were copied into each of them."""
+    sides = [(f"0.{k:06}", f"1.{k:06}") for k in range(10_000)]
+    cases = " ".join(f"(and (>= Y_{k} Y_0))" for k in range(1, 300))
+    clock = time.process_time()
+    (only,) = parse_property(declare(len(sides), 300) + box(*sides) + f"(assert (or {cases}))").boxes
+    assert time.process_time() - clock < 10
+    assert len(only.clauses) == 299
+    assert only.upper.tolist() == pytest.approx([float(high) for _, high in sides], abs=1e-15)
+
+
+def test_many_boxes_are_read_in_linear_time() -> None:
+    cases = [f"(and (>= X_0 0.{k:04}) (<= X_0 1.{k:04}) (<= Y_0 Y_1))" for k in range(10_000)]
+    clock = time.process_time()
+    found = parse_property(f"{declare(1, 2)}(assert (or {' '.join(cases)}))").boxes
+    assert time.process_time() - clock < 10
+    assert [only.lower[0] for only in found] == pytest.approx([k / 10_000 for k in range(10_000)], abs=1e-15)
+    assert len({id(only.clauses[0]) for only in found}) == 1
+
+
+def test_the_tightest_bounds_count_wherever_they_are_written() -> None:
+    cases = "(and (<= X_0 0.5) (<= Y_0 0)) (<= Y_0 1) (and (>= X_0 0.25) (<= (* 2 X_0) 1) (>= X_0 -7) (<= Y_0 2))"
+    found = asked(f"(assert (or {cases})) (assert (<= (* 2 X_1) 3)) (assert (>= Y_1 5))").boxes
+    assert [(b.lower.tolist(), b.upper.tolist()) for b in found] == [
+        ([-1, 0], [0.5, 1.5]),
+        ([-1, 0], [1, 1.5]),
+        ([0.25, 0], [0.5, 1.5]),
+    ]
+    assert [b.clauses[0].constants.tolist() for b in found] == [[0, 5], [-1, 5], [-2, 5]]
+
+
+def test_a_condition_without_cases_has_no_boxes() -> None:
+    assert asked("(assert (< X_0 1)) (assert (or))").boxes == ()
+
+
+def test_equal_boxes_are_one_however_their_ends_are_spelled() -> None:
+    first, second = "(>= X_0 0.50) (<= X_0 1)", "(<= 5e-1 X_0) (<= (* 3 X_0) 3.0) (<= X_0 2)"
+    (only,) = parse_property(f"{declare(1, 1)}(assert (or (and {first} (<= Y_0 0)) (and {second} (>= Y_0 9))))").boxes
+    assert (only.lower.tolist(), only.upper.tolist(), len(only.clauses)) == ([0.5], [1], 2)
+
+
+@pytest.mark.parametrize(
+    "word", ["0.1", f"0.5{'0' * 300}1", f"0.4{'9' * 300}", "1e-400", "-1e-400", "123456789012345678901234567890"]
+)
+@pytest.mark.parametrize("spelled", ["{}", "(+ {} 0)"])  # a decimal and a fraction
+def test_a_side_of_one_decimal_lies_between_neighbouring_doubles(word: str, spelled: str) -> None:
+    end = spelled.format(word)
+    (only,) = asked("", sides=((end, end), (0, 1))).boxes
+    low, high = float(only.lower[0]), float(only.upper[0])
+    assert Fraction(low) < Fraction(word) < Fraction(high)
+    assert np.nextafter(low, np.inf) == high
+    assert only.narrow.tolist() == [True, False]
+    assert only.inner[0][0] == only.inner[1][0] == float(Fraction(word))
+
+
 MALFORMED = {
     "cut off": "(assert (<= Y_0 1)",
     "closed twice": "(assert (<= Y_0 1)))",

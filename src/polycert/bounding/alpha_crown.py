@@ -50,7 +50,7 @@ def final_by_alpha(run: Pass, form: Form, side: int) -> Bound:
 
 
 def _better(run: Pass, first: Bound, second: Bound, side: int) -> Bound:
-    """Row by row the better bound over the region: planes around maxima may be nearer than any slopes of their ReLUs."""
+    """Row by row the better bound over the region: planes around maxima may be nearer than slopes of their ReLUs."""
     place = 0 if side == LOWER else 1
     ends = [
         run.region.concretise(bound.form, run.rounding, joint=True)[place] + bound.offset for bound in (first, second)

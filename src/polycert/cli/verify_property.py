@@ -12,7 +12,7 @@ from polycert.cli import option_values
 from polycert.cli.exit_status import BadUsage, tell
 from polycert.cli.options import VerifyOptions
 from polycert.errors import PolycertError
-from polycert.graph.onnx import read_onnx
+from polycert.graph.onnx import ENDINGS, OnnxNetwork, read_onnx
 from polycert.records.files import whole_file
 from polycert.verification.vnnlib import PropertyVerdict, decide, read_property
 
@@ -32,7 +32,7 @@ def verify_property(options: VerifyOptions) -> None:
     if given:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise BadUsage(f"a property determines the samples and the set: leave out {flags}")
-    if model.suffix != ".onnx":
+    if not model.name.endswith(ENDINGS):
         raise BadUsage(f"a VNN-LIB property is about an .onnx file, got {options.model!r}")
     if not timeout > 0:
         raise BadUsage(f"--timeout must be a positive number of seconds, got {options.timeout}")
@@ -42,8 +42,11 @@ def verify_property(options: VerifyOptions) -> None:
         torch.set_num_threads(options.threads)
     if not model.is_file():
         raise PolycertError(f"there is no file {options.model!r}")
+    network = read_onnx(model)
+    if not options.quiet:
+        _tell_if_unprovable(network, model.name)
     found = decide(
-        read_onnx(model),
+        network,
         read_property(options.asked),
         timeout=timeout,
         workers=options.workers or 1,
@@ -60,6 +63,16 @@ def verify_property(options: VerifyOptions) -> None:
         with whole_file(out) as name:
             Path(name).write_text(text, encoding="utf-8")
     sys.stdout.write(text)
+
+
+def _tell_if_unprovable(network: OnnxNetwork, name: str) -> None:
+    """Say so if no verdict `unsat` is possible: rounded weights are others than those that the file describes."""
+    computed = network.bind().computed or network.bind(torch.float64).computed
+    if computed:
+        tell(
+            f"{name} computes weights with rounding, at {computed[0]!r}: nothing can be proved, only counterexamples "
+            "can be found; store the computed weights in the file, for instance by constant folding at export"
+        )
 
 
 def answer(verdict: PropertyVerdict) -> str:

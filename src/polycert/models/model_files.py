@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polycert.errors import PolycertError, reason
 from polycert.forms import Shape
 from polycert.graph import Network, capture
-from polycert.graph.onnx import read_onnx
+from polycert.graph.onnx import ENDINGS, read_onnx
 from polycert.models.architectures import Architecture, build
 from polycert.records.files import whole_file
 from polycert.runtime import limits
@@ -50,13 +50,14 @@ def load(
     """Load a network from a file.
 
     Args:
-        path: `.onnx`; `.safetensors` with its architecture (see `save`); `.npz` with its entry in an `index.json`
-            beside or above it; or a factory `package.module:function` that returns a module, or (module, input shape).
+        path: `.onnx` or `.onnx.gz`; `.safetensors` with its architecture (see `save`); `.npz` with its entry in an
+            `index.json` beside or above it; or a factory `package.module:function` that returns a module, or (module,
+            input shape).
         weights: for a factory: `.safetensors`, `.npz`, or a `.pt` state dict (read with `weights_only`).
         device: the device of its weights.
     """
     text, where = os.fspath(path), checked_device(device)
-    if Path(text).suffix == ".onnx":
+    if text.endswith(ENDINGS):
         _refuse_weights(text, weights)
         return read_onnx(_existing(text), where)
     found = load_module(path, weights)
@@ -66,10 +67,10 @@ def load(
 def load_module(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> ModelFile:
     """Load the module instead of a network, with what its file says about it."""
     text = os.fspath(path)
-    suffix = Path(text).suffix
-    if suffix in _READERS:
-        _refuse_weights(text, weights)
-        return _READERS[suffix](_existing(text))
+    for ending, reader in _READERS.items():
+        if text.endswith(ending):
+            _refuse_weights(text, weights)
+            return reader(_existing(text))
     if ":" in text and not Path(text).exists():
         return _from_factory(text, weights)
     known = ", ".join(_READERS)
@@ -311,5 +312,5 @@ def _filled(module: nn.Module, weights: Weights, path: Path) -> nn.Module:
 _READERS: dict[str, Callable[[Path], ModelFile]] = {
     ".safetensors": _from_safetensors,
     ".npz": _from_npz,
-    ".onnx": _from_onnx,
+    **dict.fromkeys(ENDINGS, _from_onnx),
 }

@@ -8,5 +8,6 @@ from polycert.graph.onnx import (  # their ops register themselves
     shape_ops,
 )
 from polycert.graph.onnx.network import OnnxNetwork, read_onnx
+from polycert.graph.onnx.program import ENDINGS
 
-__all__ = ["OnnxNetwork", "arithmetic", "conv_pool", "elementwise", "read_onnx", "recurrent", "shape_ops"]
+__all__ = ["ENDINGS", "OnnxNetwork", "arithmetic", "conv_pool", "elementwise", "read_onnx", "recurrent", "shape_ops"]

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from polycert.errors import PolycertError
 from polycert.graph.graph import Graph, Node, append, needed, prune
-from polycert.graph.onnx.constant_folding import ARITHMETIC, FLOAT_TYPES, FOLDS, broadcast_to, constant_of
+from polycert.graph.onnx.constant_folding import FOLDS, broadcast_to, constant_of
+from polycert.graph.onnx.exact_folding import is_exact
 from polycert.graph.onnx.program import OnnxCall, OnnxProgram, Shape, checked_shape
 from polycert.rules import Call, Op, Rule, Value
 from polycert.rules.indexing import Pick, Reshape, places_of
@@ -239,8 +240,7 @@ def _fold(building: GraphBuilder, call: OnnxCall, inputs: list[Known]) -> np.nda
         raise PolycertError(f"no rule for {call} of constants")
     result = np.asarray(FOLDS[call.op](call, list(inputs), building.opset))
     building.spend(call, result.shape)
-    shortened = call.op == "Cast" and call.get("to") in FLOAT_TYPES and not np.array_equal(result, inputs[0])  # type: ignore[arg-type]
-    if result.dtype.kind == "f" and (call.op in ARITHMETIC or shortened):
+    if result.dtype.kind == "f" and not is_exact(call, inputs, result):
         building.computed.append(call.label)
     return result
 

@@ -1,4 +1,4 @@
-"""Read an ONNX file as a program. Sizes are checked before anything is allocated, and no other file is opened."""
+"""Read an ONNX file as a program. Sizes are checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 
 from polycert.errors import PolycertError, reason
+from polycert.graph.onnx.external_data import read_inside
+from polycert.graph.onnx.stored_tensors import tensor_of
 from polycert.runtime import limits
 
+ENDINGS = (".onnx", ".onnx.gz")
 LARGEST_VALUE = limits.ENTRIES  # entries of any one tensor in the program
 OPSETS = range(7, 24)
 STANDARD = ("", "ai.onnx")
@@ -64,7 +67,7 @@ class OnnxProgram:
     input_shape: Shape
     input_type: type[np.float32] | type[np.float64]
     output_name: str
-    content: bytes  # the file, without calls that the output does not need
+    content: bytes  # the file with all its tensors, without calls that the output does not need
 
     @property
     def widest(self) -> type[np.float32] | type[np.float64]:
@@ -74,9 +77,9 @@ class OnnxProgram:
 
 
 def read_program(path: Path) -> OnnxProgram:
-    """Read and check a file."""
+    """Read and check a file, `.onnx` or `.onnx.gz`, with the files beside it that hold its tensors."""
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError, EncodeError
 
     content = limits.read_bytes(path, limits.PROTOBUF)
     try:
@@ -86,17 +89,19 @@ def read_program(path: Path) -> OnnxProgram:
     if not model.HasField("graph") or not model.graph.node:
         raise PolycertError(f"{path.name} is not an ONNX file: it holds no graph")
     try:
-        return _program(model, path.name, content)
+        return _program(model, path, content)
     except PolycertError as error:
         raise PolycertError(f"cannot read {path.name}: {error}") from None
-    except (ValueError, TypeError, UnicodeDecodeError, OverflowError) as error:
+    except (ValueError, TypeError, UnicodeDecodeError, OverflowError, EncodeError) as error:
         raise PolycertError(f"cannot read {path.name}: {reason(error)}") from None
 
 
-def _program(model: Any, source: str, content: bytes) -> OnnxProgram:
+def _program(model: Any, path: Path, content: bytes) -> OnnxProgram:
     graph = model.graph
     if len(graph.sparse_initializer) or len(model.functions):
         raise PolycertError("sparse tensors and local functions are not supported")
+    if read_inside(model, path.parent, len(content)):
+        content = model.SerializeToString()
     tensors = {tensor.name: tensor_of(tensor) for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in tensors]
     if len(inputs) != 1 or len(graph.output) != 1:
@@ -108,7 +113,7 @@ def _program(model: Any, source: str, content: bytes) -> OnnxProgram:
     if len(needed) < len(calls):
         content = _without_rest(model, needed)
     return OnnxProgram(
-        source,
+        path.name,
         _opset(model),
         needed,
         tensors,
@@ -146,38 +151,6 @@ def _input_shape(value: Any) -> Shape:
     return checked_shape(sizes, f"the input {value.name!r}")
 
 
-def tensor_of(tensor: Any) -> np.ndarray:
-    """Return a stored tensor as an array. Its size is checked against what is stored before anything is allocated."""
-    from onnx import TensorProto, numpy_helper
-
-    name = tensor.name or "constant"
-    if tensor.data_location == TensorProto.EXTERNAL or len(tensor.external_data):
-        raise PolycertError(f"the tensor {name!r} lies in another file, which is never opened: store it inside")
-    if tensor.data_type not in _KINDS:
-        raise PolycertError(f"the tensor {name!r} has type {tensor.data_type}: float32, float64 or integers are read")
-    shape = checked_shape(tensor.dims, f"the tensor {name!r}")
-    width, where = _KINDS[tensor.data_type]
-    stored = len(tensor.raw_data) / width if tensor.HasField("raw_data") else len(getattr(tensor, where))
-    if stored != math.prod(shape):
-        raise PolycertError(f"the tensor {name!r} of shape {list(shape)} stores {stored:g} entries")
-    array = np.asarray(numpy_helper.to_array(tensor))
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise PolycertError(f"the tensor {name!r} contains NaN or infinite values")
-    return array
-
-
-# For ONNX's number of a type: the bytes of an entry, and the field that holds the entries if they are not raw.
-_KINDS = {
-    1: (4, "float_data"),
-    2: (1, "int32_data"),
-    3: (1, "int32_data"),
-    6: (4, "int32_data"),
-    7: (8, "int64_data"),
-    9: (1, "int32_data"),
-    11: (8, "double_data"),
-}
-
-
 def _call(node: Any) -> OnnxCall:
     from onnx import AttributeProto, helper
 
@@ -187,6 +160,8 @@ def _call(node: Any) -> OnnxCall:
     for attribute in node.attribute:
         if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) or attribute.ref_attr_name:
             raise PolycertError(f"no rule for {node.op_type} ({node.name!r}): programs inside ops are not supported")
+        if attribute.type in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS):
+            raise PolycertError(f"no rule for {node.op_type} ({node.name!r}): its attributes must be plain tensors")
         value = tensor_of(attribute.t) if attribute.HasField("t") else helper.get_attribute_value(attribute)
         attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
     named = [name for name in node.output if name]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.verification.vnnlib.constraints import Constraint, Term
+from polycert.verification.vnnlib.constraints import Bound, Constraint, Exact, Term, place, shown
+
+if TYPE_CHECKING:
+    from typing import Self
 
 EXACT = 2**53  # float64 holds every whole number up to this size
+TOGETHER = 2**16  # ends of sides that are rounded together
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,29 +83,80 @@ class Property:
     outputs: int
 
 
-def box_of(constraints: Sequence[Constraint], inputs: int, clauses: tuple[Clause, ...]) -> Box | None:
-    """Return the box that constraints of one input each describe, or None if it is empty."""
-    low: list[Fraction | None] = [None] * inputs
-    high: list[Fraction | None] = [None] * inputs
-    for term, strict in constraints:
-        ((name, factor),) = term.factors.items()
-        if strict:
-            raise PolycertError(f"the bound of {name} is strict: only <= and >= are supported for inputs")
-        k, value = int(name[2:]), -term.constant / factor
-        if factor > 0:
-            high[k] = value if high[k] is None else min(value, high[k])  # type: ignore[type-var]
-        else:
-            low[k] = value if low[k] is None else max(value, low[k])  # type: ignore[type-var]
-    missing = [k for k in range(inputs) if low[k] is None or high[k] is None]
-    if missing:
-        raise PolycertError(f"the input X_{missing[0]} has no lower or no upper bound")
-    pairs = [(a, b) for a, b in zip(low, high, strict=True) if a is not None and b is not None]
-    if any(a > b for a, b in pairs):
-        return None
-    ends = [(_down(a), _up(b), *_inside(a, b)) for a, b in pairs]
-    lower, upper, first, last = (np.array(column, dtype=np.float64) for column in zip(*ends, strict=True))
-    narrow = np.array([_up(a) > _down(b) for a, b in pairs])
-    return Box(lower, upper, (first, last), clauses, narrow)
+class Ends(NamedTuple):
+    """The exact ends of the sides of a box."""
+
+    lower: tuple[Exact, ...]
+    upper: tuple[Exact, ...]
+
+
+class Sides:
+    """The bounds of inputs, by the names of the inputs; the tightest ones count.
+
+    Args:
+        inputs: how many inputs there are.
+        start: bounds that hold as well.
+    """
+
+    def __init__(self, inputs: int, start: Sides | None = None) -> None:
+        self.inputs = inputs
+        self.lower: dict[str, Exact] = {} if start is None else dict(start.lower)
+        self.upper: dict[str, Exact] = {} if start is None else dict(start.upper)
+
+    def __len__(self) -> int:
+        return len(self.lower) + len(self.upper)
+
+    def add(self, bounds: Iterable[Bound]) -> Self:
+        """Add bounds, and return the sides."""
+        for name, is_upper, value, strict in bounds:
+            if strict:
+                raise PolycertError(f"the bound of {shown(name)} is strict: only <= and >= are supported for inputs")
+            held = self.upper if is_upper else self.lower
+            before = held.setdefault(name, value)
+            if (value < before) if is_upper else (value > before):
+                held[name] = value
+        return self
+
+    def ends(self) -> Ends:
+        """Return the ends of all sides; each input must have both, and other variables have none."""
+        if len(self.lower) == len(self.upper) == self.inputs:
+            try:
+                return Ends(*(tuple([held[name] for name in _names(self.inputs)]) for held in (self.lower, self.upper)))
+            except KeyError:
+                pass  # some input has no bound, and a variable that is none has one
+        numbers = {name: place(name) for held in (self.lower, self.upper) for name in held}
+        for name, number in numbers.items():
+            if number is None or number >= self.inputs:
+                raise PolycertError(f"the variable {shown(name)} is not declared")
+        both = {numbers[name] for name in self.lower.keys() & self.upper.keys()}
+        missing = next(k for k in range(self.inputs) if k not in both)
+        raise PolycertError(f"the input X_{missing} has no lower or no upper bound")
+
+
+@lru_cache(maxsize=1)
+def _names(inputs: int) -> tuple[str, ...]:
+    """Return the names of the inputs."""
+    return tuple([f"X_{k}" for k in range(inputs)])
+
+
+def boxes_of(asked: Mapping[Ends, tuple[Clause, ...]]) -> tuple[Box, ...]:
+    """Return the boxes with these ends and clauses, without those that are empty."""
+    kept = [ends for ends in asked if all(a <= b for a, b in zip(*ends, strict=True))]
+    step = max(1, TOGETHER // len(kept[0].lower)) if kept else 1
+    parts = (kept[k : k + step] for k in range(0, len(kept), step))
+    return tuple(box for part in parts for box in _rounded(part, [asked[ends] for ends in part]))
+
+
+def _rounded(some: Sequence[Ends], clauses: Sequence[tuple[Clause, ...]]) -> Iterator[Box]:
+    """Yield boxes whose sides are rounded together, which takes far less time than one by one."""
+    (low_down, low, low_up), (high_down, high, high_up) = (
+        [part.reshape(len(some), -1) for part in _enclosed([value for ends in some for value in ends[k]])]
+        for k in (0, 1)
+    )
+    narrow = low_up > high_down
+    first, last = np.where(narrow, low, low_up), np.where(narrow, high, high_down)
+    for k, own in enumerate(clauses):
+        yield Box(low_down[k], high_up[k], (first[k], last[k]), own, narrow[k])
 
 
 def clause_of(constraints: Sequence[Constraint], outputs: int) -> Clause:
@@ -120,12 +177,15 @@ def clause_of(constraints: Sequence[Constraint], outputs: int) -> Clause:
     return Clause(rows, constants, np.array([c.strict for c in constraints], dtype=bool), tuple(exact))
 
 
-def _near(value: Fraction) -> float:
-    """Return the nearest float64 number."""
+def _near(value: Exact) -> float:
+    """Return the nearest float64 number; it is 0.0 and not -0.0 for 0."""
     try:
-        return float(value)
+        near = float(value)
     except OverflowError:
-        raise PolycertError("a number is too large for double precision") from None
+        near = math.inf
+    if math.isinf(near):
+        raise PolycertError("a number is too large for double precision")
+    return near + 0.0
 
 
 def _down(value: Fraction) -> float:
@@ -134,12 +194,11 @@ def _down(value: Fraction) -> float:
     return near if Fraction(near) <= value else math.nextafter(near, -math.inf)
 
 
-def _up(value: Fraction) -> float:
-    """Return the least float64 number that is not below a fraction."""
-    return -_down(-value)
-
-
-def _inside(low: Fraction, high: Fraction) -> tuple[float, float]:
-    """Return the ends of the float64 numbers between two fractions; twice the nearest number if there is none."""
-    first, last = _up(low), _down(high)
-    return (first, last) if first <= last else (_near(low), _near(low))
+def _enclosed(values: Sequence[Exact]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the next float64 numbers that are not above, nearest to, and not below exact values, `[values]` each."""
+    near = np.array([_near(value) for value in values], dtype=np.float64)
+    nearest = near.tolist()
+    above = np.array([a > b for a, b in zip(nearest, values, strict=True)], dtype=bool)
+    below = np.array([a < b for a, b in zip(nearest, values, strict=True)], dtype=bool)
+    down, up = (np.nextafter(near, end) for end in (-np.inf, np.inf))
+    return np.where(above, down, near), near, np.where(below, up, near)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from polycert.errors import PolycertError
 from polycert.runtime import limits
 from polycert.verification.vnnlib.constraints import (
-    Clauses,
+    Condition,
     Constraint,
     Expression,
-    clauses,
+    check_cases,
     conjunction,
     parse,
     place,
     shown,
 )
-from polycert.verification.vnnlib.property import Box, Property, box_of, clause_of
+from polycert.verification.vnnlib.property import Clause, Ends, Property, Sides, boxes_of, clause_of
 
 
 def read_property(path: str | os.PathLike[str]) -> Property:
@@ -41,13 +44,31 @@ def read_property(path: str | os.PathLike[str]) -> Property:
 
 def parse_property(text: str) -> Property:
     """Return the property in the text of a VNN-LIB file of either version."""
+    with _no_collections():
+        return _parsed(text)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the collector of cyclic garbage from looking at millions of lists again and again: there is none in them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _parsed(text: str) -> Property:
+    """Return the same as `parse_property`, at whatever pace the collector allows."""
     expressions = parse(text)
     if any(isinstance(e, list) and e[:1] and e[0] in ("declare-network", "vnnlib-version") for e in expressions):
         return parse_second(text)
     return property_of(*_first(expressions))
 
 
-def _first(expressions: list[Expression]) -> tuple[int, int, Clauses]:
+def _first(expressions: list[Expression]) -> tuple[int, int, Condition]:
     """Return the numbers of inputs and outputs and the condition of a version 1 file."""
     names: set[str] = set()
     asserted: list[Expression] = []
@@ -59,7 +80,7 @@ def _first(expressions: list[Expression]) -> tuple[int, int, Clauses]:
                 asserted.append(condition)
             case _:
                 raise PolycertError(f"{shown(expression)} is neither a declaration of a real number nor an assertion")
-    return _count(names, "X_"), _count(names, "Y_"), conjunction(map(clauses, asserted))
+    return _count(names, "X_"), _count(names, "Y_"), conjunction(asserted)
 
 
 def _count(names: set[str], prefix: str) -> int:
@@ -73,47 +94,54 @@ def _count(names: set[str], prefix: str) -> int:
     return len(numbers)
 
 
-def property_of(inputs: int, outputs: int, found: Clauses) -> Property:
+def property_of(inputs: int, outputs: int, found: Condition) -> Property:
     """Return the property of a condition, whose cases about one box are put together."""
     if not 1 <= inputs <= limits.VARIABLES or not 1 <= outputs <= limits.VARIABLES:
         raise PolycertError(f"a property has 1 to {limits.VARIABLES} inputs and outputs")
-    by_box: dict[object, list[list[Constraint]]] = defaultdict(list)
-    boxes: dict[object, list[Constraint]] = {}
-    for case in found:
-        about_inputs, about_outputs = _apart(case, inputs, outputs)
-        key: object = frozenset((tuple(c.term.factors.items()), c.term.constant, c.strict) for c in about_inputs)
-        boxes[key] = about_inputs
-        by_box[key].append(about_outputs)
-    rows = sum(len(part) for parts in by_box.values() for part in parts)
-    limits.checked_shape((rows, outputs), "the conditions on outputs")
-    limits.checked_shape((len(boxes), inputs), "the bounds of inputs")
-    made: list[Box] = []
-    for key, about_inputs in boxes.items():
-        asked = tuple(clause_of(part, outputs) for part in by_box[key])
-        box = box_of(about_inputs, inputs, asked)
-        made += [] if box is None else [box]
-    return Property(tuple(made), inputs, outputs)
+    rows = {id(row): row for case in found.cases for row in case.rows}
+    for row in rows.values():
+        _check_row(row, inputs, outputs)
+    by_box = _by_box(found, inputs)
+    count = sum(max(len(part), 1) for parts in by_box.values() for part in parts)
+    limits.checked_shape((count, outputs), "the conditions on outputs")
+    limits.checked_shape((len(by_box), inputs), "the bounds of inputs")
+    made: dict[tuple[int, ...], Clause] = {}  # by the places in memory of the rows, which many cases share
+    asked: dict[Ends, tuple[Clause, ...]] = {}
+    for ends, parts in by_box.items():
+        keys = [tuple(map(id, part)) for part in parts]
+        made.update((key, clause_of(part, outputs)) for key, part in zip(keys, parts, strict=True) if key not in made)
+        asked[ends] = tuple(made[key] for key in keys)
+    return Property(boxes_of(asked), inputs, outputs)
 
 
-def _apart(case: list[Constraint], inputs: int, outputs: int) -> tuple[list[Constraint], list[Constraint]]:
-    """Return the constraints of a case on inputs and those on outputs."""
-    about_inputs: list[Constraint] = []
-    about_outputs: list[Constraint] = []
-    for constraint in case:
-        names = constraint.term.factors
-        for name in names:
-            limit, number = {"X_": inputs, "Y_": outputs}.get(name[:2], 0), place(name)
-            if number is None or number >= limit:
-                raise PolycertError(f"the variable {shown(name)} is not declared")
-        if not names:
-            raise PolycertError("a condition has no variable")
-        if all(name.startswith("Y_") for name in names):
-            about_outputs.append(constraint)
-        elif len(names) == 1:
-            about_inputs.append(constraint)
-        else:
-            raise PolycertError("inputs must be bounded one by one: conditions on several inputs are not supported")
-    return about_inputs, about_outputs
+def _by_box(found: Condition, inputs: int) -> dict[Ends, list[list[Constraint]]]:
+    """Return the other constraints of the cases by their boxes. Cases without bounds of their own share a box."""
+    by_box: dict[Ends, list[list[Constraint]]] = defaultdict(list)
+    common = Sides(inputs).add(found.bounds if found.cases else ())
+    shared: Ends | None = None
+    held = 0
+    for case in found.cases:
+        if not case.bounds:
+            shared = common.ends() if shared is None else shared
+            by_box[shared].append(case.rows)
+            continue
+        held += len(common) + len(case.bounds)
+        check_cases(len(found.cases), held)
+        by_box[Sides(inputs, common).add(case.bounds).ends()].append(case.rows)
+    return by_box
+
+
+def _check_row(row: Constraint, inputs: int, outputs: int) -> None:
+    """Refuse constraints that are not on outputs alone; bounds of single inputs are none of them."""
+    names = row.term.factors
+    for name in names:
+        limit, number = {"X_": inputs, "Y_": outputs}.get(name[:2], 0), place(name)
+        if number is None or number >= limit:
+            raise PolycertError(f"the variable {shown(name)} is not declared")
+    if not names:
+        raise PolycertError("a condition has no variable")
+    if not all(name.startswith("Y_") for name in names):
+        raise PolycertError("inputs must be bounded one by one: conditions on several inputs are not supported")
 
 
 def parse_second(text: str) -> Property:
@@ -133,7 +161,7 @@ def parse_second(text: str) -> Property:
     if other := {part.dtype.name for part in parts} - _REALS:
         raise PolycertError(f"variables of type {min(other)} are not supported: declare them float32, float64 or Real")
     sizes = [math.prod(part.shape) for part in parts]
-    conditions = (clauses(_expression(assertion.expr)) for assertion in query.assertions)
+    conditions = (_expression(assertion.expr) for assertion in query.assertions)
     return property_of(sizes[0], sizes[1], conjunction(conditions))
 
 
