@@ -211,7 +211,7 @@ def test_the_training_mode_of_every_submodule_is_put_back() -> None:
     pc.capture(module, (4,))
     assert {name: part.training for name, part in module.named_modules()} == before
     assert torch.equal(module[1].running_mean, statistics)
-    module.add_module("extra", nn.SELU())
+    module.add_module("extra", nn.Softshrink())
     refusal(module)
     assert {name: part.training for name, part in module.named_modules() if name != "extra"} == before
 
@@ -339,11 +339,11 @@ def test_what_is_not_affine_is_refused(name: str) -> None:
     [
         (nn.Conv3d(1, 2, 2), (1, 4, 4, 4)),
         (nn.Conv1d(1, 2, 2, padding="same"), (1, 4)),
-        (nn.Softplus(beta=2), (4,)),
-        (nn.ELU(alpha=0.5), (4,)),
+        (nn.Softplus(beta=2, threshold=5), (4,)),
+        (nn.Softshrink(), (4,)),
         (nn.LSTM(4, 2, bidirectional=True, batch_first=True), (3, 4)),
         (nn.GRU(4, 2), (3, 4)),
-        (nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), (1, 4, 4)),
+        (nn.Upsample(scale_factor=2, mode="bilinear"), (1, 4, 4)),
         (nn.Conv2d(1, 1, 2, padding="same"), (1, 4, 4)),
         (nn.MaxPool2d(2, return_indices=True), (1, 4, 4)),
         (nn.AvgPool2d(3, stride=2, ceil_mode=True), (1, 4, 4)),
