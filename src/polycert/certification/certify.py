@@ -35,7 +35,7 @@ from polycert.sets.interval import Interval, Rounding
 # of one released network. A smaller factor would cost certificates, never soundness.
 SECOND_LOOK = 5
 # The same for a radius below eps that could be longer by more than this share.
-RADIUS_GAIN = 2e-3
+RADIUS_GAIN = 1e-2
 DISTANCE_NUMBERS = 2**18  # coefficients whose distances are computed at a time, so that they stay in the cache
 
 
