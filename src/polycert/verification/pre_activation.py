@@ -25,7 +25,7 @@ from polycert.forms import Form
 from polycert.graph import Graph
 from polycert.runtime.execution import plain_products
 from polycert.sets.ball import Region
-from polycert.sets.interval import Interval, at_least
+from polycert.sets.interval import Interval, at_least, round_down, round_up
 from polycert.verification.beta_crown import DualObjective, Nodes, ascend, multipliers, proved_bound
 from polycert.verification.budget import Budget, in_time
 from polycert.verification.reduced_problem import AffineMaps, Reduced
@@ -59,7 +59,7 @@ def relax(
         form: rows over the output.
         method, relaxation: how they are bounded.
         deadline: a moment of `time.monotonic()`.
-        given: pre-activation bounds over the same sets, in this type or a shorter one.
+        given: pre-activation bounds over the same sets, in any type.
 
     Raises:
         OutOfTime: if the bounds of a layer would begin after the deadline.
@@ -67,11 +67,17 @@ def relax(
     rounding = error_model(graph)
     with torch.no_grad(), plain_products(graph.device):
         (run,) = passes(graph, region, method, relaxation, rounding)
-        run.pre_activation, run.given = in_time(run.pre_activation, deadline), given or {}
+        run.pre_activation = in_time(run.pre_activation, deadline)
+        run.given = {k: _in_type(bounds, graph.dtype) for k, bounds in (given or {}).items()}
         bound = get_method(method).final(run, form, LOWER)
         low = at_least(region.concretise(bound.form, rounding, joint=True)[0] + bound.offset)
         found = {graph.nodes[k].inputs[0]: run.interval(graph.nodes[k].inputs[0]) for k in graph.activations}
     return RowBounds(low, found)
+
+
+def _in_type(bounds: Interval, dtype: torch.dtype) -> Interval:
+    """Return bounds in a type, rounded outward."""
+    return Interval(round_down(bounds.lower, dtype), round_up(bounds.upper, dtype))
 
 
 def refine(problem: Reduced, budget: Budget) -> Reduced:

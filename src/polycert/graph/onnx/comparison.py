@@ -128,7 +128,7 @@ def _outputs(trace: Trace, replay: OnnxRuntime, points: Tensor) -> Tensor:
     """Return the same as `agreements`, with the outputs that onnxruntime computes together with all other values."""
     found = []
     for part in _batches(trace.graph, points):
-        theirs = [torch.from_numpy(values[0]) for values in replay.values(part, [replay.program.output_name])]
+        theirs = [torch.from_numpy(values[0].copy()) for values in replay.values(part, [replay.program.output_name])]
         found.append(_output(trace.graph, replay, part, theirs))
     close = Close(*map(torch.cat, zip(*found, strict=True)))
     return close.agrees[close.compared]
