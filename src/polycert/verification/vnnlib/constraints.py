@@ -109,7 +109,7 @@ class Constraint(NamedTuple):
     strict: bool
 
 
-class Bound(NamedTuple):
+class InputBound(NamedTuple):
     """The constraint `name <= value` or `name >= value` on a single input, without equality if it is strict."""
 
     name: str
@@ -121,14 +121,14 @@ class Bound(NamedTuple):
 class Case(NamedTuple):
     """A conjunction: bounds of inputs, and other constraints."""
 
-    bounds: list[Bound]
+    bounds: list[InputBound]
     rows: list[Constraint]
 
 
 class Condition(NamedTuple):
     """A disjunction of cases with bounds that are common to all of them, and are held once."""
 
-    bounds: list[Bound]
+    bounds: list[InputBound]
     cases: list[Case]
 
     @property
@@ -224,20 +224,20 @@ def _condition(constraints: Iterable[Constraint]) -> Condition:
         (names, constant), strict = constraint
         if len(names) == 1 and next(iter(names)).startswith("X_"):
             ((name, factor),) = names.items()
-            found.bounds.append(Bound(name, factor > 0, -constant / factor, strict))
+            found.bounds.append(InputBound(name, factor > 0, -constant / factor, strict))
         else:
             found.cases[0].rows.append(constraint)
     return found
 
 
-def plain_bound(expression: Expression) -> Bound | None:
+def plain_bound(expression: Expression) -> InputBound | None:
     """Return what `(<= X_k number)` or `(>= X_k number)` says, and None for any other expression.
 
     Nearly all of a large file is written this way, and a decimal is made of its word faster than a fraction.
     """
     match expression:
         case ["<=" | ">=" as head, str(name), str(word)] if name.startswith("X_") and _is_number(word):
-            return Bound(name, head == "<=", Decimal(word), strict=False)
+            return InputBound(name, head == "<=", Decimal(word), strict=False)
     return None
 
 
@@ -258,7 +258,7 @@ def disjunction(parts: Iterable[Expression]) -> Condition:
 
 def conjunction(parts: Iterable[Expression]) -> Condition:
     """Return the condition that all of several conditions hold."""
-    bounds: list[Bound] = []
+    bounds: list[InputBound] = []
     cases = [Case([], [])]
     held = 0
     for part in parts:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from polycert.errors import PolycertError
-from polycert.verification.vnnlib.constraints import Bound, Constraint, Exact, Term, place, shown
+from polycert.verification.vnnlib.constraints import Constraint, Exact, InputBound, Term, place, shown
 
 if TYPE_CHECKING:
     from typing import Self
@@ -106,7 +106,7 @@ class Sides:
     def __len__(self) -> int:
         return len(self.lower) + len(self.upper)
 
-    def add(self, bounds: Iterable[Bound]) -> Self:
+    def add(self, bounds: Iterable[InputBound]) -> Self:
         """Add bounds, and return the sides."""
         for name, is_upper, value, strict in bounds:
             if strict:
